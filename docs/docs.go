@@ -1,4 +1,4 @@
-// Package docs holds those files of the documentation that programs print: the JSON Schemas of documents that people write.
+// Package docs holds those files of the documentation that programs print: the JSON Schemas of documents.
 package docs
 
 import _ "embed" // the schemas

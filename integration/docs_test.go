@@ -1,4 +1,4 @@
-// Package integration checks that the documentation and the programs say the same.
+// Package integration checks that the documentation and the programs agree.
 package integration
 
 import (
@@ -48,7 +48,7 @@ func matches(pattern, text string) []string {
 	return found
 }
 
-// Every key of the schema is in docs/consul-keys.md, and every key that it lists exists.
+// Every key of the schema is in docs/consul-keys.md, and every key in docs/consul-keys.md exists.
 func TestKeysAreDocumented(t *testing.T) {
 	t.Parallel()
 	keys, err := store.NewKeys("x/")
@@ -58,9 +58,14 @@ func TestKeysAreDocumented(t *testing.T) {
 	id := pod.Identity{RCID: "rc", Role: "role", Index: 1}
 	var real []string
 	for _, key := range []string{
-		keys.Manifests.Key("d"), keys.RCs.Key("rc"), keys.Names.Key("n"), keys.Bells.Key("rc"), keys.Locks.Key("rc"), keys.Pods.Key(id.String()), keys.Intents.Key("n", id.String()),
-		keys.Realities.Key("n", id.String()), keys.Nodes.Key("n"), keys.NodeOps.Key("n"), keys.Reservations.Key("n"), keys.Farms.Key("f"), keys.Statuses.Key("rc"),
-		keys.Breaker.Key(), keys.Incidents.Key(), keys.Gone.Key(), keys.Audits.Key("a"), keys.Schema.Key(), keys.Gate.Key(), keys.Settings.Key(), keys.Requests.Key("rc", "u"), keys.Drops.Key("rc"), keys.OrphanPages.Below("n"), keys.Synced.Key(), keys.Heard.Key(), keys.Rollouts.Key("web"), keys.Deployed.Key("web"),
+		keys.Manifests.Key("d"), keys.RCs.Key("rc"), keys.Names.Key("n"), keys.Bells.Key("rc"), keys.Locks.Key("rc"),
+		keys.Pods.Key(id.String()), keys.Intents.Key("n", id.String()),
+		keys.Realities.Key("n", id.String()), keys.Nodes.Key("n"), keys.NodeOps.Key("n"), keys.Reservations.Key("n"),
+		keys.Farms.Key("f"), keys.Statuses.Key("rc"),
+		keys.Breaker.Key(), keys.Incidents.Key(), keys.Gone.Key(), keys.Audits.Key("a"), keys.Schema.Key(),
+		keys.Gate.Key(), keys.Settings.Key(), keys.Requests.Key("rc", "u"), keys.Drops.Key("rc"),
+		keys.OrphanPages.Below("n"), keys.Synced.Key(), keys.Heard.Key(),
+		keys.Rollouts.Key("web"), keys.Deployed.Key("web"),
 		election.KeyPrefix("x/"),
 	} {
 		top, _, _ := strings.Cut(strings.TrimPrefix(key, "x/"), "/")
@@ -72,13 +77,15 @@ func TestKeysAreDocumented(t *testing.T) {
 	}
 }
 
-// fields lists every field below a struct as docs/controller.md names it. The manifest, of which resources are a part, has a document of its own;
-// a group's spread and affinity are as the controller's.
+// fields lists every field below a struct, with the names of docs/controller.md. It leaves out what docs/manifest.md
+// describes. It also leaves out a group's spread and affinity, because they have the same fields as the controller's.
 func fields(at string, t reflect.Type) []string {
 	switch {
-	case t == reflect.TypeFor[field.Duration](), t == reflect.TypeFor[manifest.Manifest](), t == reflect.TypeFor[manifest.Resources]():
+	case t == reflect.TypeFor[field.Duration](), t == reflect.TypeFor[manifest.Manifest](),
+		t == reflect.TypeFor[manifest.Resources]():
 		return nil
-	case strings.HasPrefix(at, "replica_groups[].") && (t == reflect.TypeFor[rc.Spread]() || t == reflect.TypeFor[[]rc.Preference]()):
+	case strings.HasPrefix(at, "replica_groups[].") &&
+		(t == reflect.TypeFor[rc.Spread]() || t == reflect.TypeFor[[]rc.Preference]()):
 		return nil
 	case t.Kind() == reflect.Pointer:
 		return fields(at, t.Elem())
@@ -97,7 +104,6 @@ func fields(at string, t reflect.Type) []string {
 	return found
 }
 
-// firstCells returns the first cells of all tables of a text with this header, sorted.
 func firstCells(text, header string) []string {
 	var found []string
 	for _, table := range strings.Split(text, "\n| "+header+" |")[1:] {
@@ -110,7 +116,8 @@ func firstCells(text, header string) []string {
 	return found
 }
 
-// Every field of a controller's document and record is in docs/controller.md, and every field that it lists exists.
+// Every field of a controller's document and record is in docs/controller.md, and every field in docs/controller.md
+// exists.
 func TestControllerIsDocumented(t *testing.T) {
 	t.Parallel()
 	text := read(t, "docs", "controller.md")
@@ -118,22 +125,26 @@ func TestControllerIsDocumented(t *testing.T) {
 	if diff := cmp.Diff(spec, firstCells(text, "field")); diff != "" {
 		t.Errorf("the document of a controller has -, docs/controller.md lists +:\n%s", diff)
 	}
-	besides := slices.DeleteFunc(fields("", reflect.TypeFor[rc.RC]()), func(path string) bool { return slices.Contains(spec, path) })
+	besides := slices.DeleteFunc(fields("", reflect.TypeFor[rc.RC]()), func(path string) bool {
+		return slices.Contains(spec, path)
+	})
 	if diff := cmp.Diff(besides, firstCells(text, "record field")); diff != "" {
 		t.Errorf("the record has besides -, docs/controller.md lists +:\n%s", diff)
 	}
 }
 
-// What docs/controller.md says of limits and defaults is what they are.
+// docs/controller.md has the real limits and defaults.
 func TestControllerLimitsAreDocumented(t *testing.T) {
 	t.Parallel()
 	text := regexp.MustCompile(`(\d),(\d{3})`).ReplaceAllString(read(t, "docs", "controller.md"), "$1$2")
 	for path, want := range map[string]string{
-		"replica_groups":            fmt.Sprintf("| list, 1 to %d | | replicas by role, at most %d in all together", rc.MaxGroups, rc.MaxReplicas),
-		"node_selector":             fmt.Sprintf("| text, up to %d bytes | every node |", rc.MaxSelectorBytes),
-		"max_surge":                 fmt.Sprintf("| number | `%d` |", rc.DefaultMaxSurge),
-		"replicas":                  "one group of the role `" + rc.DefaultRole + "`",
-		"strategy":                  fmt.Sprintf("| `%s` or `%s` | `%[2]s` where the pod has `volumes`, else `%[1]s` |", rc.Dynamic, rc.Static),
+		"replica_groups": fmt.Sprintf("| list, 1 to %d | | replicas by role, at most %d in all together",
+			rc.MaxGroups, rc.MaxReplicas),
+		"node_selector": fmt.Sprintf("| text, up to %d bytes | every node |", rc.MaxSelectorBytes),
+		"max_surge":     fmt.Sprintf("| number | `%d` |", rc.DefaultMaxSurge),
+		"replicas":      "one group of the role `" + rc.DefaultRole + "`",
+		"strategy": fmt.Sprintf("| `%s` or `%s` | `%[2]s` where the pod has `volumes`, else `%[1]s` |",
+			rc.Dynamic, rc.Static),
 		"node_loss.after":           "| `" + rc.DefaultNodeLossAfter.String() + "` |",
 		"node_loss.unmanaged_after": "| `" + strings.TrimSuffix(rc.DefaultUnmanagedAfter.String(), "0s") + "` |",
 	} {
@@ -142,19 +153,22 @@ func TestControllerLimitsAreDocumented(t *testing.T) {
 			t.Errorf("%s: no %s in %q", path, want, row)
 		}
 	}
-	for _, want := range []string{fmt.Sprintf("whole, from 0 to %d", rc.MaxReplicas), fmt.Sprintf("up to %d entries", manifest.MaxLabels)} {
+	for _, want := range []string{
+		fmt.Sprintf("whole, from 0 to %d", rc.MaxReplicas),
+		fmt.Sprintf("up to %d entries", manifest.MaxLabels),
+	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("docs/controller.md does not say %q", want)
 		}
 	}
 }
 
-// Every document in docs/controller.md and README.md is valid, and the first has nearly everything.
+// Every document in docs/controller.md is valid, and the first document has nearly all fields.
 func TestControllersOfTheDocsAreValid(t *testing.T) {
 	t.Parallel()
 	text := read(t, "docs", "controller.md")
-	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text+strings.ReplaceAll(read(t, "README.md"), "4f1c...", strings.Repeat("a", 64)), -1)
-	if len(examples) < 4 {
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text, -1)
+	if len(examples) < 3 {
 		t.Fatalf("%d examples", len(examples))
 	}
 	for _, example := range examples {
@@ -167,13 +181,14 @@ func TestControllersOfTheDocsAreValid(t *testing.T) {
 		}
 	}
 	for f := range reflect.TypeFor[rc.Spec]().Fields() {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "replica_groups" && !strings.Contains("\n"+examples[0][1], "\n"+name+":") {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "replica_groups" &&
+			!strings.Contains("\n"+examples[0][1], "\n"+name+":") {
 			t.Errorf("the complete example has no %s", name)
 		}
 	}
 }
 
-// Every scenario is in docs/testing.md, and every scenario that it lists exists.
+// Every scenario is in docs/testing.md, and every scenario in docs/testing.md exists.
 func TestScenariosAreDocumented(t *testing.T) {
 	t.Parallel()
 	real := matches(`(?m)^\t"([a-z-]+)": +[a-zA-Z]+,$`, read(t, "integration", "e2e", "env_test.go"))
@@ -183,7 +198,6 @@ func TestScenariosAreDocumented(t *testing.T) {
 	}
 }
 
-// What the README says to type exists.
 func TestReadmeTargetsExist(t *testing.T) {
 	t.Parallel()
 	makefile := read(t, "Makefile")
@@ -194,8 +208,7 @@ func TestReadmeTargetsExist(t *testing.T) {
 	}
 }
 
-// Every row of the tables of docs/security.md that have a column for it names tests that exist, as docs/promises.md names
-// them. One table is about a hostile pod, and one about a stolen token.
+// In the tables of docs/security.md with a column for tests, every row names tests that exist.
 func TestThreatsAreTested(t *testing.T) {
 	t.Parallel()
 	have := newTree(t)
@@ -218,7 +231,10 @@ func TestThreatsAreTested(t *testing.T) {
 			}
 		}
 	}
-	for heading, least := range map[string]int{"A hostile pod": 25, "A stolen token of one node": 20, "Who can do what": 7} {
+	for heading, least := range map[string]int{
+		"A hostile pod":              25,
+		"A stolen token of one node": 20, "Who can do what": 7,
+	} {
 		if rows[heading] < least {
 			t.Errorf("docs/security.md has %d rows of %q, want %d at least", rows[heading], heading, least)
 		}

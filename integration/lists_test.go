@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// A metric has each value of a list from the start, so that none of the constants may be missing from it.
+// A metric has each value of a list from the start, so no constant may be missing from the list.
 func TestListsOfConstantsAreComplete(t *testing.T) {
 	t.Parallel()
 	root, err := cluster.Root()
@@ -41,13 +41,13 @@ func TestListsOfConstantsAreComplete(t *testing.T) {
 			}
 			source.Write(text)
 		}
-		if found := matches(`(?m)^\s+[A-Z]\w* +`+c.typ+` += "([^"]+)"`, source.String()); len(found) == 0 || !slices.Equal(found, c.listed) {
+		if found := matches(`(?m)^\s+[A-Z]\w* +`+c.typ+` += "([^"]+)"`, source.String()); len(found) == 0 ||
+			!slices.Equal(found, c.listed) {
 			t.Errorf("%s: the constants of type %s are %q, the list has %q", c.dir, c.typ, found, c.listed)
 		}
 	}
 }
 
-// texts returns the values of a list, sorted.
 func texts[T ~string](list []T) []string {
 	var all []string
 	for _, v := range list {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// go.mod shows what the programs are made of apart from what only tests, benchmarks and tools need.
+// go.mod separates the modules of the programs from those that only tests, benchmarks and tools need.
 func TestModulesOfThePrograms(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../go.mod")
@@ -21,7 +21,8 @@ func TestModulesOfThePrograms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./cmd/...")
+	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f",
+		"{{with .Module}}{{.Path}}{{end}}", "./cmd/...")
 	list.Dir, list.Stderr = "..", os.Stderr
 	out, err := list.Output()
 	if err != nil {

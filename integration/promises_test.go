@@ -17,7 +17,6 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// entries returns the entries of docs/promises.md by their codes, such as P1.
 func entries(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -32,7 +31,7 @@ func entries(t *testing.T) map[string]string {
 	return found
 }
 
-// sources calls visit with every file of the repository that people wrote, by its path below the root.
+// sources calls visit with every file that people wrote, by its path below the root.
 func sources(t *testing.T, visit func(path, text string)) {
 	t.Helper()
 	root, err := cluster.Root()
@@ -46,7 +45,8 @@ func sources(t *testing.T, visit func(path, text string)) {
 			return err
 		case entry.IsDir() && (path == "bin" || strings.HasPrefix(entry.Name(), ".") && path != "."):
 			return filepath.SkipDir
-		case !entry.Type().IsRegular() || !slices.Contains([]string{".go", ".md", ".yml", ".yaml"}, filepath.Ext(name)) && entry.Name() != "Makefile":
+		case !entry.Type().IsRegular() || !slices.Contains([]string{".go", ".md", ".yml", ".yaml"},
+			filepath.Ext(name)) && entry.Name() != "Makefile":
 			return nil
 		}
 		data, err := os.ReadFile(name)
@@ -58,7 +58,7 @@ func sources(t *testing.T, visit func(path, text string)) {
 	}
 }
 
-// prose returns the comments and texts of a Go file, a line each with its number; identifiers are none.
+// prose returns the comments and strings of a Go file by line number, without identifiers.
 func prose(text string) map[int]string {
 	lines := map[int]string{}
 	set := token.NewFileSet()
@@ -115,15 +115,21 @@ func TestCitedPromisesExist(t *testing.T) {
 	}
 }
 
-// tree is what docs/promises.md may name.
 type tree struct {
 	packages, tests, scenarios, rules, targets map[string]bool
-	declared                                   map[string]bool // each as package.name, without those of tests
+	declared                                   map[string]bool // each as package.name, without declarations of tests
 }
 
 func newTree(t *testing.T) *tree {
 	t.Helper()
-	have := &tree{map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}}
+	have := &tree{
+		map[string]bool{},
+		map[string]bool{},
+		map[string]bool{},
+		map[string]bool{},
+		map[string]bool{},
+		map[string]bool{},
+	}
 	var checker []*ast.File
 	sources(t, func(path, text string) {
 		dir := filepath.Dir(path)
@@ -161,7 +167,6 @@ func newTree(t *testing.T) *tree {
 	return have
 }
 
-// declared returns the names that a file declares for its package: functions, methods, types, fields, variables and constants.
 func declared(t *testing.T, path, text string) (names []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
@@ -200,8 +205,8 @@ func declared(t *testing.T, path, text string) (names []string) {
 	return names
 }
 
-// rulesOf returns the rules of the checker, each as its promise and its name: what it calls violated with. A test of its own sees to it
-// that these are constants.
+// rulesOf returns the rules of the checker, each with its promise: the arguments of violated. Another test checks that
+// these are constants.
 func rulesOf(files []*ast.File) map[string]bool {
 	constants, rules := map[string]string{}, map[string]bool{}
 	text := func(e ast.Expr) string {
@@ -238,33 +243,38 @@ func rulesOf(files []*ast.File) map[string]bool {
 	return rules
 }
 
-// has reports whether a test exists, as docs/promises.md names it.
-func (have *tree) has(name string) bool {
+func (t *tree) has(name string) bool {
 	kind, rest, _ := strings.Cut(name, " ")
 	switch kind {
 	case "e2e":
-		return have.scenarios[rest]
+		return t.scenarios[rest]
 	case "checker":
-		return have.rules[rest]
+		for rule := range t.rules {
+			if group, _, _ := strings.Cut(rule, " "); rule == rest || group == rest {
+				return true
+			}
+		}
+		return false
 	case "make":
-		return have.targets[rest]
+		return t.targets[rest]
 	}
-	return have.tests[name]
+	return t.tests[name]
 }
 
-// Every entry of docs/promises.md says which packages keep it, what of them does, and which tests fail when it is broken, and all of these exist.
+// Every entry of docs/promises.md names packages and code that keep the promise, and tests that fail when it is broken.
+// All of these exist.
 func TestPromisesNameTheirTests(t *testing.T) {
 	t.Parallel()
 	have := newTree(t)
 	if len(have.rules) < 40 || len(have.scenarios) < 60 || len(have.tests) < 1000 {
 		t.Fatalf("found %d rules, %d scenarios and %d tests", len(have.rules), len(have.scenarios), len(have.tests))
 	}
-	where := regexp.MustCompile("`([^`]+)`(?: \\(([^)]*)\\))?") // a package, and what of it
+	where := regexp.MustCompile("`([^`]+)`(?:\\s\\(([^)]*)\\))?") // a package, and names in it
 	for code, text := range entries(t) {
 		_, kept, ok := strings.Cut(text, "\n**Kept in** ")
 		kept, shown, alsoOK := strings.Cut(kept, "\n**Shown by** ")
-		if !ok || !alsoOK || !strings.Contains(text, "\n**Bounds.** ") || !strings.Contains(text, "\n**What could break it.** ") {
-			t.Errorf("%s: an entry has Bounds, What could break it, Kept in and Shown by, each on a line of its own", code)
+		if !ok || !alsoOK || !strings.Contains(text, "\n**Bounds.** ") {
+			t.Errorf("%s: an entry has Bounds, Kept in and Shown by, each on a line of its own", code)
 		}
 		packages := where.FindAllStringSubmatch(kept, -1)
 		for _, p := range packages {
@@ -289,6 +299,15 @@ func TestPromisesNameTheirTests(t *testing.T) {
 		if len(packages) == 0 || tests == 0 {
 			t.Errorf("%s names %d packages and %d tests, want one at least of each", code, len(packages), tests)
 		}
+		group := "checker " + code
+		if names := matches("`([^`]+)`", shown); have.has(group) && !slices.Contains(names, group) {
+			t.Errorf("%s does not name %s, and the checker has rules of it", code, group)
+		}
+		for _, label := range []string{"Bounds", "Kept in", "Shown by"} {
+			if n := strings.Count(text, "**"+label); n != 1 {
+				t.Errorf("%s has %s %d times", code, label, n)
+			}
+		}
 	}
 }
 
@@ -296,7 +315,7 @@ func TestPromisesNameTheirTests(t *testing.T) {
 func TestNamedTestsExist(t *testing.T) {
 	t.Parallel()
 	have, looked := newTree(t), 0
-	name := regexp.MustCompile("`([a-z0-9]+\\.(?:Test|Fuzz)[A-Za-z0-9_]+|e2e [a-z-]+|checker [PR][0-9]+ [^`]+)`")
+	name := regexp.MustCompile("`([a-z0-9]+\\.(?:Test|Fuzz)[A-Za-z0-9_]+|e2e [a-z-]+|checker [PR][0-9]+(?: [^`]+)?)`")
 	sources(t, func(path, text string) {
 		if filepath.Ext(path) != ".md" {
 			return
@@ -312,7 +331,7 @@ func TestNamedTestsExist(t *testing.T) {
 	}
 }
 
-// Every document that another one links to exists, with the heading that the link names.
+// If a document links to another document, the other document exists, and it has the heading that the link names.
 func TestLinksBetweenDocuments(t *testing.T) {
 	t.Parallel()
 	headings, texts := map[string][]string{}, map[string]string{}
@@ -323,7 +342,8 @@ func TestLinksBetweenDocuments(t *testing.T) {
 		}
 		texts[path] = text
 		for _, heading := range matches("(?m)^#+ (.+)$", text) {
-			headings[path] = append(headings[path], strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(heading), ""), " ", "-"))
+			headings[path] = append(headings[path],
+				strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(heading), ""), " ", "-"))
 		}
 	})
 	root, err := cluster.Root()

@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/reference anew")
 
-// docs/reference says what the programs are. `make reference` writes it.
+// docs/reference describes the present programs. `make reference` writes docs/reference.
 func TestReference(t *testing.T) {
 	root, err := cluster.Root()
 	if err != nil {
@@ -35,7 +35,7 @@ func TestReference(t *testing.T) {
 	golden.Check(t, pages, *update, "reference")
 }
 
-// The runbook says of every condition and every alert what it means, where to look, and what to do and not to do.
+// The runbook describes every condition and every alert.
 func TestRunbookHasEveryCondition(t *testing.T) {
 	t.Parallel()
 	_, text, _ := strings.Cut(read(t, "docs", "runbook.md"), "\n## Conditions and alerts\n")
@@ -47,7 +47,8 @@ func TestRunbookHasEveryCondition(t *testing.T) {
 		name := strings.Trim(heading, "`")
 		found = append(found, name)
 		meaning, _, _ := strings.Cut(body, "\n- **Look**: ")
-		if len(strings.TrimSpace(meaning)) < 20 || strings.Count(body, "\n- **Do**: ") != 1 || strings.Count(body, "\n- **Do not** ") != 1 || meaning == body {
+		if len(strings.TrimSpace(meaning)) < 20 || strings.Count(body, "\n- **Do**: ") != 1 ||
+			strings.Count(body, "\n- **Do not** ") != 1 || meaning == body {
 			t.Errorf("the runbook does not say of %s what it means, where to look, what to do and what not to do", name)
 		}
 	}
@@ -57,7 +58,7 @@ func TestRunbookHasEveryCondition(t *testing.T) {
 	}
 }
 
-// Every row of the runbook that should say what to do does.
+// Every row of the runbook that must have a cure has one.
 func TestCuresAreDocumented(t *testing.T) {
 	t.Parallel()
 	var tables, rows int
@@ -85,7 +86,7 @@ func TestCuresAreDocumented(t *testing.T) {
 	}
 }
 
-// The runbook says what to do about every metric, and metrics that documents name exist.
+// The runbook has a cure for every metric, and the metrics in documents exist.
 func TestMetricsOfTheDocsExist(t *testing.T) {
 	t.Parallel()
 	real := matches("(?m)^\\| `(rcfarm_[a-z_]+)` \\|", read(t, "docs", "reference", "metrics.md"))
@@ -102,17 +103,17 @@ func TestMetricsOfTheDocsExist(t *testing.T) {
 	})
 }
 
-// pages calls visit with README.md and each page of docs/.
 func pages(t *testing.T, visit func(path, text string)) {
 	t.Helper()
 	sources(t, func(path, text string) {
-		if path == "README.md" || strings.HasPrefix(path, "docs"+string(filepath.Separator)) && filepath.Ext(path) == ".md" {
+		if path == "README.md" ||
+			strings.HasPrefix(path, "docs"+string(filepath.Separator)) && filepath.Ext(path) == ".md" {
 			visit(path, text)
 		}
 	})
 }
 
-// Commands and flags that documents tell people to type exist.
+// The commands and flags in documents exist.
 func TestCommandsOfTheDocsExist(t *testing.T) {
 	t.Parallel()
 	var flags []string
@@ -133,13 +134,15 @@ func TestCommandsOfTheDocsExist(t *testing.T) {
 		}
 		collect(program.Name, program.Commands)
 	}
-	others := regexp.MustCompile("^(help|version|tags|always|dirty|runtime|cacert|artifact-check-every)$") // of git and curl, and what is gone
+	// flags of git and curl, and removed flags
+	others := regexp.MustCompile("^(help|version|tags|always|dirty|runtime|cacert|artifact-check-every)$")
 	command := regexp.MustCompile(`\brcctl ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?`)
 	pages(t, func(path, text string) {
 		if dir := filepath.Base(filepath.Dir(path)); dir == "adr" || dir == "reference" {
-			return // what was, and what the programs say themselves
+			return // history, and the programs' own texts
 		}
-		for _, code := range regexp.MustCompile("`[^`\n]+`|(?m)^ *(?:bin/)?rcctl .*$|(?m)^\\$ .*$").FindAllString(text, -1) {
+		for _, code := range regexp.MustCompile("`[^`\n]+`|(?m)^ *(?:bin/)?rcctl .*$|(?m)^\\$ .*$").FindAllString(text,
+			-1) {
 			for _, m := range command.FindAllStringSubmatch(code, -1) {
 				group, found := known["rcctl "+m[1]]
 				_, leaf := known["rcctl "+m[1]+" "+m[2]]
@@ -156,7 +159,7 @@ func TestCommandsOfTheDocsExist(t *testing.T) {
 	})
 }
 
-// Every variable that the programs read by themselves is in docs/reference/environment.md.
+// Every variable that the programs read is in docs/reference/environment.md.
 func TestVariablesOfTheProgramsAreDocumented(t *testing.T) {
 	t.Parallel()
 	text := read(t, "docs", "reference", "environment.md")
@@ -164,7 +167,8 @@ func TestVariablesOfTheProgramsAreDocumented(t *testing.T) {
 		if strings.HasSuffix(path, "_test.go") || !strings.HasPrefix(path, "pkg") && !strings.HasPrefix(path, "cmd") {
 			return
 		}
-		for _, name := range append(matches(`os\.(?:Getenv|LookupEnv)\("([A-Z_]+)"\)`, source), matches(`EnvVars: \[\]string\{"([A-Z_]+)"\}`, source)...) {
+		for _, name := range append(matches(`os\.(?:Getenv|LookupEnv)\("([A-Z_]+)"\)`, source),
+			matches(`EnvVars: \[\]string\{"([A-Z_]+)"\}`, source)...) {
 			if !strings.Contains(text, "`"+name+"`") {
 				t.Errorf("%s reads %s, which docs/reference/environment.md does not have", path, name)
 			}

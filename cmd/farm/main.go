@@ -1,4 +1,4 @@
-// Command farm is the daemon that owns replication controllers. Run any number of them; together they own all.
+// Command farm is the daemon that owns replication controllers. Farms share all controllers.
 package main
 
 import (
@@ -13,7 +13,6 @@ func main() {
 	os.Exit(run())
 }
 
-// run returns the exit code.
 func run() int {
 	ctx, stop := app.WithSignals(context.Background())
 	defer stop()

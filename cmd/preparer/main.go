@@ -1,5 +1,5 @@
-// Command preparer is the agent of one node: it makes the node's processes match what the farm wrote. It starts itself
-// again as the node's supervisor, which outlives it.
+// Command preparer is the agent of one node. It starts the same program again as the node's supervisor, which outlives
+// it.
 package main
 
 import (
@@ -24,7 +24,6 @@ func main() {
 	os.Exit(run())
 }
 
-// run returns the exit code.
 func run() int {
 	ctx, stop := app.WithSignals(context.Background())
 	defer stop()

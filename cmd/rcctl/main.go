@@ -1,4 +1,4 @@
-// Command rcctl is the operators' tool. Package rcctl holds all of it.
+// Command rcctl is the operators' tool. All its code is in package rcctl.
 package main
 
 import (

@@ -14,13 +14,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of change.
 const (
 	manyOverFew = 2  // times the median
 	slowestMS   = 30 // milliseconds, 99th percentile
 )
 
-// changeBench measures how long one controller's change takes to become an intent, among few and among many controllers.
 func changeBench(ctx context.Context, b *bench) error {
 	var medians []float64
 	for _, n := range []int{10, 1000, 10000} {
@@ -46,14 +44,14 @@ func changeBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// changeGroups keeps short what the simulated nodes list for one change; a real node lists its own ten intents. A client has
-// 60 connections.
+// changeGroups is large, so that a simulated node lists few intents for one change. A client has 60 connections.
 const changeGroups = 48
 
 func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err error) {
 	var sc scope
 	defer sc.close()
-	dev, w, err := b.startWorld(ctx, &sc, manyClients, simnode.Fleet{Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond})
+	dev, w, err := b.startWorld(ctx, &sc, manyClients,
+		simnode.Fleet{Name: "n", Size: b.nodes, Groups: changeGroups, StartTime: 50 * time.Millisecond})
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +72,6 @@ func (b *bench) changesAmong(ctx context.Context, n int) (ms []float64, err erro
 	return b.changesOf(ctx, w, rcs)
 }
 
-// changesOf changes some of the controllers, one after the other, and returns how long each change took.
 func (b *bench) changesOf(ctx context.Context, w *world, rcs []rc.RC) (ms []float64, err error) {
 	// The first changes only warm up caches and connections.
 	const warm = 5
@@ -91,12 +88,11 @@ func (b *bench) changesOf(ctx context.Context, w *world, rcs []rc.RC) (ms []floa
 	return ms, nil
 }
 
-// betweenChanges lets what a change entails come to rest: reports, statuses, and the pauses of the watches.
+// betweenChanges is the pause in which the effects of a change end: reports, statuses, and the pauses of the watches.
 const betweenChanges = 150 * time.Millisecond
 
-// change adds a replica to a controller, returns how long that takes from the operator's write being sent until the
-// intent can be read, and takes the replica away again. The placement that this waits for is written in the same transaction
-// as the intent.
+// change adds a replica to a controller, and takes it away again. It returns the time from the operator's write until
+// the intent can be read. One transaction writes placement and intent, so change waits for the placement.
 func (w *world) change(ctx context.Context, r *rc.RC) (time.Duration, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("the change had no effect"))
 	defer cancel()
@@ -144,7 +140,6 @@ func (w *world) change(ctx context.Context, r *rc.RC) (time.Duration, error) {
 	return took, until(n)
 }
 
-// scale is the operator's write.
 func (w *world) scale(ctx context.Context, id string, n int) error {
 	rec, err := w.store.RCs.Get(ctx, store.Consistent, id)
 	if err != nil {
@@ -152,7 +147,7 @@ func (w *world) scale(ctx context.Context, id string, n int) error {
 	}
 	rec.Value.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}
 	rec.Value.Generation++
-	rec.Value.AllowMassStop = rec.Value.Generation // a few controllers that shrink all the time trip the breaker
+	rec.Value.AllowMassStop = rec.Value.Generation // otherwise these stops would trip the breaker
 	data, err := json.Marshal(rec.Value)
 	if err == nil {
 		_, err = w.client.Commit(ctx, []consul.Op{

@@ -22,7 +22,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// scope holds what a measurement has started; close ends it, the last first.
+// scope has what a measurement has started. The method close ends all of it, the last part first.
 type scope struct{ undo []func() }
 
 func (s *scope) add(f func()) { s.undo = append(s.undo, f) }
@@ -34,7 +34,6 @@ func (s *scope) close() {
 	s.undo = nil
 }
 
-// agent is one running Consul.
 type agent struct {
 	addr string // host:port of its HTTP API
 	id   string // of its node
@@ -45,10 +44,9 @@ type agent struct {
 	done chan struct{}
 }
 
-// consulLimit is how long a Consul may take to be ready on a busy machine.
 const consulLimit = 30 * time.Second
 
-// startAgent runs a Consul until the scope ends, or this program does. It does not wait until it is ready.
+// startAgent starts a Consul, which runs until the scope or this program ends, and does not wait until it is ready.
 func (b *bench) startAgent(ctx context.Context, sc *scope, args []string, conf map[string]any) (*agent, error) {
 	bin, err := devserver.Find(filepath.Join(b.root, "bin"))
 	if err != nil {
@@ -65,7 +63,8 @@ func (b *bench) startAgent(ctx context.Context, sc *scope, args []string, conf m
 	}
 	id := devserver.NewNodeID()
 	all := map[string]any{
-		"node_id": id, "bind_addr": "127.0.0.1", "client_addr": "127.0.0.1", "disable_update_check": true, "log_level": "warn",
+		"node_id": id, "bind_addr": "127.0.0.1", "client_addr": "127.0.0.1",
+		"disable_update_check": true, "log_level": "warn",
 		"retry_interval": "1s", // of joining
 		"node_name":      fmt.Sprintf("agent-%d", ports[2]),
 		"ports": map[string]int{
@@ -87,7 +86,8 @@ func (b *bench) startAgent(ctx context.Context, sc *scope, args []string, conf m
 		args = append(args, "-data-dir", filepath.Join(dir, "data"))
 	}
 	a := &agent{
-		addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), id: id, rpc: ports[1], serf: ports[2], dev: slices.Contains(args, "-dev"), done: make(chan struct{}),
+		addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), id: id, rpc: ports[1], serf: ports[2],
+		dev: slices.Contains(args, "-dev"), done: make(chan struct{}),
 	}
 	cmd := exec.Command(bin, append([]string{"agent", "-config-file", file}, args...)...)
 	if err := consultest.StartTied(cmd, func(error) { close(a.done) }); err != nil {
@@ -103,10 +103,11 @@ func (a *agent) kill() {
 	<-a.done
 }
 
-// manyClients lets the farms and the simulated nodes of one machine connect together. Consul's default is 200.
+// manyClients raises Consul's limit of 200 connections from one address, because all farms and nodes run on one
+// machine.
 var manyClients = map[string]any{"limits": map[string]any{"http_max_conns_per_client": 5000}}
 
-// startDev runs one Consul in dev mode, which keeps everything in memory.
+// startDev runs one Consul in dev mode, in memory.
 func (b *bench) startDev(ctx context.Context, sc *scope, conf map[string]any) (*agent, error) {
 	a, err := b.startAgent(ctx, sc, []string{"-dev"}, conf)
 	if err != nil {
@@ -115,7 +116,6 @@ func (b *bench) startDev(ctx context.Context, sc *scope, conf map[string]any) (*
 	return a, waitReady(ctx, a)
 }
 
-// startClient runs a Consul agent that is no server and joins one.
 func (b *bench) startClient(ctx context.Context, sc *scope, server *agent) (*agent, error) {
 	a, err := b.startAgent(ctx, sc, []string{"-retry-join", server.join()}, manyClients)
 	if err != nil {
@@ -126,7 +126,7 @@ func (b *bench) startClient(ctx context.Context, sc *scope, server *agent) (*age
 
 func (a *agent) join() string { return fmt.Sprintf("127.0.0.1:%d", a.serf) }
 
-// startThree runs three servers that keep everything on disk, and returns the leader.
+// startThree runs three servers with disks, and returns the leader.
 func (b *bench) startThree(ctx context.Context, sc *scope) (*agent, error) {
 	const servers = 3
 	conf := map[string]any{"performance": map[string]any{"raft_multiplier": 1}} // as advised for production

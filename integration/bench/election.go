@@ -13,7 +13,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of election.
 const (
 	handOverLimit      = 0.1 // s, beyond the round
 	leaderKilledLimit  = 3   // s
@@ -21,14 +20,14 @@ const (
 	idleCandidateLimit = 0.2 // requests/s of each candidate besides the liveness of its session
 )
 
-// elect is an election whose candidates are in this program, each with a session and connections of its own.
+// elect is an election in this program. Each candidate has its own session and connections.
 type elect struct {
 	addr    string
 	name    string
 	running errgroup.Group
 	leads   chan led       // who begins to lead
-	opened  chan time.Time // a round
-	ended   chan time.Time // a leadership: its duty's context
+	opened  chan time.Time // when a round began
+	ended   chan time.Time // when a leadership ended: its duty's context
 }
 
 type led struct {
@@ -37,15 +36,17 @@ type led struct {
 }
 
 func newElect(sc *scope, addr, name string) *elect {
-	e := &elect{addr: addr, name: name, leads: make(chan led, 256), opened: make(chan time.Time, 256), ended: make(chan time.Time, 256)}
-	sc.add(func() { _ = e.running.Wait() }) // it returns nil; all candidates have been stopped by then
+	e := &elect{
+		addr: addr, name: name, leads: make(chan led, 256),
+		opened: make(chan time.Time, 256), ended: make(chan time.Time, 256),
+	}
+	sc.add(func() { _ = e.running.Wait() }) // Wait returns nil; all candidates have been stopped by then
 	return e
 }
 
-// candidate is one that takes part.
 type candidate struct {
-	stop context.CancelFunc // in order
-	kill func()             // as kill -9 does: it says nothing any more
+	stop context.CancelFunc // ends it in order
+	kill func()             // as kill -9 does: Consul gets nothing from it any more
 }
 
 func (e *elect) start(ctx context.Context, sc *scope, id, version string, cut bool) (candidate, error) {
@@ -66,26 +67,30 @@ func (e *elect) start(ctx context.Context, sc *scope, id, version string, cut bo
 	ctx, stop := context.WithCancel(ctx)
 	e.running.Go(func() error {
 		defer client.Close()
-		_ = client.RunSession(ctx, consul.SessionConfig{Kind: "bench", Name: e.name + "-" + id}, func(ctx context.Context, s *consul.Session) error { // it ends with ctx
-			c := election.Candidate{Client: client, Session: s, Lease: e.name, ID: id, BinaryVersion: version, OnEvent: func(ev election.Event) {
-				if ev.Kind == election.Opened {
-					e.opened <- time.Now()
+		_ = client.RunSession(ctx, consul.SessionConfig{Kind: "bench", Name: e.name + "-" + id},
+			func(ctx context.Context, s *consul.Session) error {
+				c := election.Candidate{
+					Client: client, Session: s, Lease: e.name, ID: id,
+					BinaryVersion: version, OnEvent: func(ev election.Event) {
+						if ev.Kind == election.Opened {
+							e.opened <- time.Now()
+						}
+					},
 				}
-			}}
-			return election.Run(ctx, c, func(ctx context.Context) error {
-				e.leads <- led{id, time.Now()}
-				<-ctx.Done()
-				e.ended <- time.Now()
-				return context.Cause(ctx)
+				return election.Run(ctx, c, func(ctx context.Context) error {
+					e.leads <- led{id, time.Now()}
+					<-ctx.Done()
+					e.ended <- time.Now()
+					return context.Cause(ctx)
+				})
 			})
-		})
 		return nil
 	})
 	sc.add(stop)
 	return candidate{stop, kill}, nil
 }
 
-// leader waits until somebody begins to lead; until it is the given one, if any.
+// leader waits until the candidate with this id leads, or any candidate if id is empty.
 func (e *elect) leader(ctx context.Context, id string) (led, error) {
 	for {
 		select {
@@ -99,7 +104,6 @@ func (e *elect) leader(ctx context.Context, id string) (led, error) {
 	}
 }
 
-// electionBench measures how long a lease is without a leader, and what candidates cost that have nothing to do.
 func electionBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -121,7 +125,8 @@ func electionBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// electionHandOver has ever older versions start: each takes the lease from the one before.
+// electionHandOver starts one candidate after the other. Each has a lower version than the one before, and takes the
+// lease over.
 func (b *bench) electionHandOver(ctx context.Context, addr string) error {
 	var sc scope
 	defer sc.close()
@@ -151,7 +156,6 @@ func (b *bench) electionHandOver(ctx context.Context, addr string) error {
 	return nil
 }
 
-// electionKilled cuts the leader off while two others stand by.
 func (b *bench) electionKilled(ctx context.Context, addr string) error {
 	var all []float64
 	for i := range b.failovers {
@@ -191,10 +195,9 @@ func (b *bench) oneElectionKilled(ctx context.Context, addr, name string) (time.
 	return l.at.Sub(killed), err
 }
 
-// manyCandidates is how many there are in the large election.
 const manyCandidates = 50
 
-// electionMany has many candidates elect a successor, and looks at what they ask for when they have nothing to do, idle rounds included.
+// electionMany lets many candidates elect a successor. Then it counts their requests at rest, including idle rounds.
 func (b *bench) electionMany(ctx context.Context, addr string) error {
 	var sc scope
 	defer sc.close()

@@ -11,24 +11,22 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// Goals of failover, in seconds.
 const (
 	killedLimit     = 3
 	terminatedLimit = 0.2
 	restartedLimit  = 3
 )
 
-// ownedRCs is how many controllers change their owner at once.
 const ownedRCs = 100
 
-// failoverBench measures how long controllers lack a working owner, on a cluster where nothing else changes: real farm
-// processes with their defaults and Consul in dev mode.
+// failoverBench measures how long controllers lack a working owner while nothing else changes.
 func failoverBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
-	// Consul keeps the connections of a killed client until their standing queries end: a few kills in a row reach its
-	// default limit of connections.
-	_, w, err := b.startWorld(ctx, &sc, manyClients, simnode.Fleet{Name: "n", Size: 20, StartTime: 10 * time.Millisecond})
+	// Consul keeps a killed client's connections until its standing queries end, so a few kills reach the default
+	// limit.
+	_, w, err := b.startWorld(ctx, &sc, manyClients,
+		simnode.Fleet{Name: "n", Size: 20, StartTime: 10 * time.Millisecond})
 	if err != nil {
 		return err
 	}
@@ -48,7 +46,9 @@ func failoverBench(ctx context.Context, b *bench) error {
 		end   func(ctx context.Context) (handed, error)
 	}{
 		{"killed", killedLimit, func(ctx context.Context) (handed, error) { return f.replaced(ctx, syscall.SIGKILL) }},
-		{"terminated", terminatedLimit, func(ctx context.Context) (handed, error) { return f.replaced(ctx, syscall.SIGTERM) }},
+		{"terminated", terminatedLimit, func(ctx context.Context) (handed, error) {
+			return f.replaced(ctx, syscall.SIGTERM)
+		}},
 		{"restarted", restartedLimit, f.restarted},
 	} {
 		if !b.wants(kind.name) {
@@ -61,7 +61,9 @@ func failoverBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-func (b *bench) failoversOf(ctx context.Context, prefix string, limit float64, end func(ctx context.Context) (handed, error)) error {
+func (b *bench) failoversOf(ctx context.Context, prefix string, limit float64,
+	end func(ctx context.Context) (handed, error),
+) error {
 	var first, all []float64
 	for range b.failovers {
 		h, err := end(ctx)
@@ -77,7 +79,6 @@ func (b *bench) failoversOf(ctx context.Context, prefix string, limit float64, e
 	return nil
 }
 
-// failover is the state between two runs: one farm owns everything.
 type failover struct {
 	*bench
 	*world
@@ -86,7 +87,7 @@ type failover struct {
 	made  int
 }
 
-// handed is how long after the end of the owner the successor wrote first, and owned everything.
+// handed has the times from the owner's end until the successor's first write, and until it owned everything.
 type handed struct{ first, all time.Duration }
 
 func (f *failover) start(ctx context.Context, dir string) (*process, error) {
@@ -99,7 +100,6 @@ func (f *failover) start(ctx context.Context, dir string) (*process, error) {
 	return f.startFarm(ctx, f.sc, f.world, id, dir, f.addr)
 }
 
-// replaced ends the owner while another farm stands by, which becomes the owner.
 func (f *failover) replaced(ctx context.Context, sig syscall.Signal) (handed, error) {
 	next, err := f.start(ctx, "")
 	if err != nil {
@@ -122,7 +122,6 @@ func (f *failover) replaced(ctx context.Context, sig syscall.Signal) (handed, er
 	return h, err
 }
 
-// restarted kills the only farm and starts it again at once.
 func (f *failover) restarted(ctx context.Context) (handed, error) {
 	if err := f.quiet(ctx); err != nil {
 		return handed{}, err
@@ -150,8 +149,8 @@ func (f *failover) restarted(ctx context.Context) (handed, error) {
 	return h, err
 }
 
-// quiet waits until the store's index of the records has not moved for half a second. The members must not be stable for
-// much longer, or the owner hands controllers over.
+// quiet waits until the index of the records has not moved for half a second. A longer wait would let the owner hand
+// controllers over, because the members were stable for a while.
 func (f *failover) quiet(ctx context.Context) error {
 	const pace, rest = 20 * time.Millisecond, 500 * time.Millisecond
 	var last uint64
@@ -175,7 +174,6 @@ func (f *failover) quiet(ctx context.Context) error {
 	})
 }
 
-// locks returns the session that holds each controller's lock.
 func (f *failover) locks(ctx context.Context) (map[string]string, error) {
 	pairs, err := f.client.List(ctx, f.keys.Locks.Key(), consul.Default)
 	locked := map[string]string{}
@@ -190,8 +188,8 @@ func (f *failover) locks(ctx context.Context) (map[string]string, error) {
 	return locked, err
 }
 
-// follow looks at the locks every few milliseconds, which changes nothing, until another session holds each of them. Taking
-// the first is the successor's first write.
+// follow reads the locks until each is held by another session than before. The successor's first write takes the first
+// lock.
 func (f *failover) follow(ctx context.Context, started time.Time, before map[string]string) (handed, error) {
 	var h handed
 	const pace = 2 * time.Millisecond
@@ -221,7 +219,6 @@ func (f *failover) follow(ctx context.Context, started time.Time, before map[str
 
 func median(values []float64) float64 { return percentile(values, 50) }
 
-// percentile returns the smallest value that the given share, in percent, does not exceed.
 func percentile(values []float64, p int) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[max(0, (len(sorted)*p+99)/100-1)]

@@ -21,29 +21,30 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// What a farm logs once it works. The second says that it may place.
 const (
 	readyLine  = "farm is ready"
 	syncedLine = "every living node has reported"
 )
 
-// claimedLine is what a farm logs of each unit whose lock it has taken.
-const claimedLine = "claimed a controller"
+const claimedLine = "claimed a unit"
 
-// lines passes a log on and tells when a line with a text was written.
+// lines passes a farm's log on, and watches it for texts.
 type lines struct {
 	to      io.Writer
 	mu      sync.Mutex
 	want    map[string]chan struct{} // closed when seen
-	begun   []byte                   // of a line, whose end is to come
-	claimed time.Time                // when the last line came that says that a unit was claimed
+	begun   []byte                   // the beginning of a line that is not complete yet
+	claimed time.Time                // when the last line about a claimed unit came
 }
 
 func newLines(to io.Writer) *lines {
-	return &lines{to: to, want: map[string]chan struct{}{readyLine: make(chan struct{}), syncedLine: make(chan struct{})}}
+	return &lines{to: to, want: map[string]chan struct{}{
+		readyLine:  make(chan struct{}),
+		syncedLine: make(chan struct{}),
+	}}
 }
 
-// Write implements io.Writer. What comes from a process may end within a line.
+// Write implements io.Writer.
 func (l *lines) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,14 +64,12 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.to.Write(p)
 }
 
-// lastClaim returns when the farm logged last that it has claimed a unit.
 func (l *lines) lastClaim() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.claimed
 }
 
-// seen waits for a line.
 func (l *lines) seen(ctx context.Context, text string) error {
 	l.mu.Lock()
 	ch, waiting := l.want[text]
@@ -86,7 +85,6 @@ func (l *lines) seen(ctx context.Context, text string) error {
 	}
 }
 
-// logFile returns where a farm logs to.
 func (b *bench) logFile(sc *scope, id string) (io.Writer, error) {
 	if b.logs == "" {
 		return io.Discard, nil
@@ -99,12 +97,11 @@ func (b *bench) logFile(sc *scope, id string) (io.Writer, error) {
 	return file, nil
 }
 
-// commits is what farms in this program have written.
 type commits struct {
 	mu      sync.Mutex
-	placing []*store.Batch // that placed pods and landed
-	refused int            // batches with pods
-	pods    int            // placed
+	placing []*store.Batch // batches that placed pods and landed
+	refused int            // number of batches with pods that were refused
+	pods    int            // number of placed pods
 	target  int
 	reached chan struct{} // closed when pods reaches target
 	at      time.Time     // when it did
@@ -137,7 +134,6 @@ func (c *commits) note(b *store.Batch, err error) {
 	}
 }
 
-// placed returns how many pods were placed.
 func (c *commits) placed() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,27 +147,25 @@ func (c *commits) refusals() int {
 	return c.refused
 }
 
-// refusedShare is of the batches with pods, once the farms have stopped.
+// refusedShare returns the share of batches with pods that were refused. Call it after the farms have stopped.
 func (c *commits) refusedShare() float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return float64(c.refused) / float64(c.refused+len(c.placing))
 }
 
-// watched is a farm's store that notes what is written.
 type watched struct {
 	*store.FarmSession
 	commits *commits
 }
 
-// Commit implements farm.Writes.
 func (w watched) Commit(ctx context.Context, b *store.Batch) error {
 	err := w.FarmSession.Commit(ctx, b)
 	w.commits.note(b, err)
 	return err
 }
 
-// farmIn runs a farm in this program, at a Consul address of its own, and returns when it may place.
+// farmIn runs a farm in this program, and returns when the farm may place pods.
 func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string, noted *commits) error {
 	out, err := b.logFile(sc, id)
 	if err != nil {
@@ -186,7 +180,10 @@ func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string
 	if err != nil {
 		return err
 	}
-	session := consul.SessionConfig{Kind: "farm", Name: id, TTL: patientTTL, Journal: &simnode.Journal{}}
+	session := consul.SessionConfig{
+		Kind: "farm", Name: id, Scope: st.Keys().Prefix(),
+		TTL: patientTTL, Journal: &simnode.Journal{},
+	}
 	background(ctx, sc, func(ctx context.Context) error {
 		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
 			cfg := farm.Config{ID: id, Store: watched{st.FarmSession(s, id), noted}, Log: log}
@@ -196,7 +193,6 @@ func (b *bench) farmIn(ctx context.Context, sc *scope, w *world, id, addr string
 	return events.seen(ctx, syncedLine)
 }
 
-// process is a farm daemon.
 type process struct {
 	id     string
 	dir    string
@@ -206,8 +202,10 @@ type process struct {
 	ended  chan struct{}
 }
 
-// startFarm starts the built farm with its defaults, but for more flags. dir is its data directory; empty: a new one.
-func (b *bench) startFarm(ctx context.Context, sc *scope, w *world, id, dir, addr string, more ...string) (*process, error) {
+// startFarm starts the built farm. dir is its data directory; empty: a new one.
+func (b *bench) startFarm(ctx context.Context, sc *scope, w *world, id, dir, addr string,
+	more ...string,
+) (*process, error) {
 	if dir == "" {
 		var err error
 		if dir, err = os.MkdirTemp("", "rcfarm-bench-"); err != nil {
@@ -223,8 +221,14 @@ func (b *bench) startFarm(ctx context.Context, sc *scope, w *world, id, dir, add
 	if err != nil {
 		return nil, err
 	}
-	p := &process{id: id, dir: dir, debug: fmt.Sprintf("127.0.0.1:%d", ports[0]), events: newLines(out), ended: make(chan struct{})}
-	args := []string{"--id", id, "--data-dir", dir, "--consul-addr", addr, "--prefix", w.keys.Prefix(), "--debug-addr", p.debug}
+	p := &process{
+		id: id, dir: dir, debug: fmt.Sprintf("127.0.0.1:%d", ports[0]),
+		events: newLines(out), ended: make(chan struct{}),
+	}
+	args := []string{
+		"--id", id, "--data-dir", dir, "--consul-addr", addr, "--prefix",
+		w.keys.Prefix(), "--debug-addr", p.debug,
+	}
 	p.cmd = exec.Command(b.farm, append(args, more...)...)
 	p.cmd.Stderr = p.events
 	if err := consultest.StartTied(p.cmd, func(error) { close(p.ended) }); err != nil {

@@ -11,20 +11,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of full.
 const (
 	besideShare   = 0.8 // of the rate without a controller that fits nowhere
 	stuckRequests = 20  // per second
 )
 
-// What the nodes of full have, and what their pods take, in thousandths of a core: a second large pod fits on none.
+// CPU of the nodes of full, and of their large pods, in thousandths of a core. A node has no capacity for two of these.
 const (
 	fullCPU  = 1000
 	largeCPU = 800
 )
 
-// fullBench measures what a controller that fits nowhere costs the others, on nodes that have room for small pods only. In each
-// of its runs that controller is a new one, which looks at all nodes while the others are placed.
+// fullBench measures how much a controller that fits nowhere slows the others down. Each run has a new such controller:
+// while the farm places the other pods, it looks at all nodes for this one.
 func fullBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -57,7 +56,7 @@ func fullBench(ctx context.Context, b *bench) error {
 			return err
 		}
 		without = append(without, took.Seconds())
-		if _, err := w.createSized(ctx, fmt.Sprintf("stuck-%d", i), 1, 1, largeCPU+1+int64(i), nil); err != nil { // each of a size of its own
+		if _, err := w.createSized(ctx, fmt.Sprintf("stuck-%d", i), 1, 1, largeCPU+1+int64(i), nil); err != nil {
 			return err
 		}
 		if took, err = b.placeSmall(ctx, dev, w, noted, fmt.Sprintf("full-beside-%d", i)); err != nil {
@@ -71,7 +70,6 @@ func fullBench(ctx context.Context, b *bench) error {
 	return b.stuckAtRest(ctx, w)
 }
 
-// stuckAtRest counts the requests while nothing happens but looks for room.
 func (b *bench) stuckAtRest(ctx context.Context, w *world) error {
 	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
@@ -84,8 +82,10 @@ func (b *bench) stuckAtRest(ctx context.Context, w *world) error {
 	return nil
 }
 
-// placeSmall returns how long it takes to place small controllers. Its profiles bear the name of these controllers.
-func (b *bench) placeSmall(ctx context.Context, a *agent, w *world, noted *commits, name string) (time.Duration, error) {
+// placeSmall returns the time to place small controllers. Its profiles have their name.
+func (b *bench) placeSmall(ctx context.Context, a *agent, w *world, noted *commits,
+	name string,
+) (time.Duration, error) {
 	const each = 3
 	stopProfile, err := b.profile(ctx, a, name)
 	if err != nil {
@@ -106,5 +106,5 @@ func (b *bench) placeSmall(ctx context.Context, a *agent, w *world, noted *commi
 	if err := errors.Join(err, stopProfile()); err != nil {
 		return 0, err
 	}
-	return took, wait.Pause(ctx, time.Second+startTime) // what they report comes to rest
+	return took, wait.Pause(ctx, time.Second+startTime) // until their reports come to rest
 }

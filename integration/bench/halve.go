@@ -11,20 +11,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Goals of large.
 const (
 	largeSeconds = 5
-	loopingMost  = 3 // times the controller of which nothing crashes
+	loopingMost  = 3 // times the controller whose pods do not crash
 )
 
-// A tenth of the replicas crash again and again: every loopEvery each of them fails, starts or is available for a while.
 const (
 	loopingShare = 10
 	loopEvery    = 2 * time.Second
 )
 
-// largeBench halves a controller of thousands of replicas, of which none or a tenth crash again and again. The minimum is one less
-// than what is desired.
+// largeBench halves a controller of thousands of replicas, in one part while a tenth of them crash again and again. The
+// minimum is one less than the desired number.
 func largeBench(ctx context.Context, b *bench) error {
 	var plain time.Duration
 	for _, part := range []string{"plain", "looping"} {
@@ -48,7 +46,6 @@ func largeBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// halve returns how long it takes from the operator's write until half of the replicas are gone.
 func (b *bench) halve(ctx context.Context, looping bool) (time.Duration, error) {
 	var sc scope
 	defer sc.close()
@@ -98,7 +95,7 @@ func (b *bench) halve(ctx context.Context, looping bool) (time.Duration, error) 
 	return time.Since(began), err
 }
 
-// scaleTo changes how many replicas a controller has, as its operator would who means it.
+// scaleTo scales a controller, and allows many stops.
 func (w *world) scaleTo(ctx context.Context, id string, replicas int) error {
 	rec, err := w.store.RCs.Get(ctx, store.Consistent, id)
 	if err != nil {
@@ -108,5 +105,6 @@ func (w *world) scaleTo(ctx context.Context, id string, replicas int) error {
 	r.Generation++
 	r.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &replicas}}
 	r.AllowMassStop = r.Generation
-	return w.store.Operator.ChangeRC(ctx, store.RCChange{RC: r, Index: rec.Index, Audit: store.NewAudit("bench", "scale", id, nil)})
+	return w.store.Operator.ChangeRC(ctx,
+		store.RCChange{RC: r, Index: rec.Index, Audit: store.NewAudit("bench", "scale", id, nil)})
 }

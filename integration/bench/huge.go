@@ -13,15 +13,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of huge, besides slowestMS for the changes.
+// The changes have the goal slowestMS.
 const (
 	hugeRequests = 4   // per second besides the liveness queries
 	hugeCPU      = 2   // percent of a core
 	hugeRSS      = 500 // MiB
-	hugeTakeover = 3   // seconds after the end of the session until half of all has another owner
+	hugeTakeover = 3   // seconds from the end of the session until half of all units have another owner
 )
 
-// One unit of ten is a service with two revisions. Each unit has as many pods.
+// One unit of ten is a service with two revisions. All units have the same number of pods.
 const (
 	hugeServices = 10
 	hugeReplicas = 5
@@ -29,8 +29,8 @@ const (
 	perFleet = 1000
 )
 
-// hugeBench measures one farm that owns a very large cluster, at rest and while single controllers change, and then
-// how another one takes over the half that it owns.
+// hugeBench measures one farm that owns a very large cluster, at rest and while single controllers change. Then a
+// second farm gets half of the units, the first farm is killed, and the second farm takes over the other half.
 func hugeBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -58,8 +58,8 @@ func hugeBench(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	// Soon after: the standing queries of the nodes end five minutes after the last change, and would count as the
-	// farm's.
+	// Measure soon: five minutes after the last change, the nodes' standing queries end, and would count as the farm's
+	// requests.
 	if err := wait.Pause(ctx, atRest); err != nil {
 		return err
 	}
@@ -76,7 +76,6 @@ func hugeBench(ctx context.Context, b *bench) error {
 	return b.hugeFailover(ctx, &sc, w, first, rcs)
 }
 
-// hugeNodes starts Consul and the nodes.
 func (b *bench) hugeNodes(ctx context.Context, sc *scope) (dev *agent, w *world, err error) {
 	for i := 0; i*perFleet < b.hugeNodeCount; i++ {
 		fleet := simnode.Fleet{
@@ -98,7 +97,7 @@ func (b *bench) hugeNodes(ctx context.Context, sc *scope) (dev *agent, w *world,
 	return dev, w, nil
 }
 
-// hugeUnits makes the controllers and services, returns when all have converged, and reports what that took.
+// hugeUnits makes the controllers and services, and reports the time and processor time until all have converged.
 func (b *bench) hugeUnits(ctx context.Context, w *world, who spenders) ([]rc.RC, error) {
 	services := b.hugeUnitCount / hugeServices
 	revisions, err := newServices("service", services, hugeReplicas-2, 2)
@@ -134,7 +133,7 @@ func (b *bench) hugeUnits(ctx context.Context, w *world, who spenders) ([]rc.RC,
 	nodesRSS, err := rss(os.Getpid())
 	b.report.add("huge/pods", float64(b.hugeUnitCount*hugeReplicas), "pods", goal{})
 	b.report.add("huge/converged", took, "s", goal{})
-	// Whether the nodes are too heavy for the machine shows here.
+	// Show whether the simulated nodes take too much of the machine.
 	b.report.add("huge/converged-farm-cpu", (after.farm-before.farm).Seconds()/took, "cores", goal{})
 	b.report.add("huge/converged-consul-cpu", (after.consul-before.consul).Seconds()/took, "cores", goal{})
 	b.report.add("huge/converged-nodes-cpu", (after.nodes-before.nodes).Seconds()/took, "cores", goal{})
@@ -143,7 +142,6 @@ func (b *bench) hugeUnits(ctx context.Context, w *world, who spenders) ([]rc.RC,
 	return all, err
 }
 
-// hugeFailover starts a second farm, which is given half of all, and kills the first one.
 func (b *bench) hugeFailover(ctx context.Context, sc *scope, w *world, first *process, rcs []rc.RC) error {
 	second, err := b.startFarm(ctx, sc, w, "farm-1", "", w.addr)
 	if err != nil {

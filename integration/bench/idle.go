@@ -10,7 +10,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of idle.
 const (
 	idleRequests = 2 // per second besides the liveness queries
 	idleCPU      = 1 // percent of a core
@@ -19,15 +18,16 @@ const (
 
 const mega = 1 << 20
 
-// atRest is more than watches take to settle after a change: they wait for a few seconds once (probeWait in pkg/consul).
+// atRest is the wait until all watches are at rest: after a change, each waits for a few seconds (probeWait in
+// pkg/consul).
 const atRest = 8 * time.Second
 
-// idleBench measures what a real farm process costs while nothing changes, with Consul's default limits. The requests of the
-// simulated nodes, which Consul counts too, are measured before without a farm and taken off.
+// idleBench measures what a farm process costs while nothing changes, with Consul's default limits. Consul also counts
+// the simulated nodes' requests, so idleBench subtracts what it measured without a farm.
 func idleBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
-	// A TTL of minutes keeps the nodes' own liveness out of the picture.
+	// With a TTL of minutes, the nodes' own liveness costs nearly nothing.
 	dev, w, err := b.startWorld(ctx, &sc, nil, simnode.Fleet{Name: "n", Size: b.nodes, TTL: 4 * time.Minute})
 	if err != nil {
 		return err
@@ -66,7 +66,6 @@ func idleBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// rate is requests per second.
 type rate struct{ liveness, others float64 }
 
 func (b *bench) watchRequests(ctx context.Context, addr string, d time.Duration) (rate, error) {
@@ -89,10 +88,9 @@ func (b *bench) watchRequests(ctx context.Context, addr string, d time.Duration)
 	return rate{(to.liveness - from.liveness) / s, (to.others - from.others) / s}, err
 }
 
-// restGoals are those of a farm while nothing changes.
 type restGoals struct{ requests, cpu, rss goal }
 
-// lookAtRest reports what a farm costs while nothing changes. before is what others ask for.
+// lookAtRest reports what a farm costs while nothing changes, in excess of before.
 func (b *bench) lookAtRest(
 	ctx context.Context, prefix, addr string, farm *process, before rate, goals restGoals,
 ) error {

@@ -15,8 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of failover-large, the first in seconds after the kill: the TTL of a farm, 2 s, and as long as the rest may
-// take.
+// The first is in seconds after the kill: a farm's TTL of 2 s, and everything else.
 const (
 	largeLimit        = 3.5
 	servicesOverPlain = 1.2 // times the time until all changes are carried out
@@ -25,20 +24,18 @@ const (
 const (
 	largeFarms    = 3
 	largeReplicas = 3
-	// afterwards is for how long requests are counted after the failover.
-	afterwards = 40 * time.Second
+	afterwards    = 40 * time.Second
 )
 
-// Parts of failover-large. In all but one the killed farm is the one that leads.
+// The killed farm is the leader, except in the part follower.
 const (
 	plainPart    = "plain"
 	followerPart = "follower"
 	servicesPart = "services"
 )
 
-// failoverLargeBench kills one of three farms that share many controllers, each with three pods, and changes some of
-// those of the killed one in the same moment. In the last part some of the controllers are those of services with two
-// revisions.
+// failoverLargeBench kills one of three farms that share many controllers, and changes some of its controllers at the
+// same moment. In the last part, some controllers belong to services with two revisions.
 func failoverLargeBench(ctx context.Context, b *bench) error {
 	var plain *takeover
 	for _, part := range []string{plainPart, followerPart, servicesPart} {
@@ -55,7 +52,7 @@ func failoverLargeBench(ctx context.Context, b *bench) error {
 		case part == servicesPart && plain != nil:
 			prefix := "failover-large/services/changes-carried-out-times-plain"
 			b.report.add(prefix, t.lastChange.Seconds()/plain.lastChange.Seconds(), "ratio", atMost(servicesOverPlain))
-			// Most of that is the TTL, for both.
+			// Most of both times is the TTL. Compare also without it.
 			ratio := (t.lastChange - t.session).Seconds() / (plain.lastChange - plain.session).Seconds()
 			b.report.add(prefix+"-after-session", ratio, "ratio", goal{})
 		}
@@ -63,7 +60,6 @@ func failoverLargeBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// failoverAmong makes the controllers and the farms of a part and has one of the farms killed.
 func (b *bench) failoverAmong(ctx context.Context, part string) (*takeover, error) {
 	var sc scope
 	defer sc.close()
@@ -109,7 +105,6 @@ func (b *bench) failoverAmong(ctx context.Context, part string) (*takeover, erro
 	return b.killOneOf(ctx, w, "failover-large/"+part+"/", rcs, farms, idle)
 }
 
-// leaderFirst returns the farms, the one that leads first.
 func (w *world) leaderFirst(ctx context.Context, farms []*process) ([]*process, error) {
 	state, err := election.Read(ctx, w.client, w.keys.Prefix(), store.FarmLease)
 	if err != nil {
@@ -124,7 +119,6 @@ func (w *world) leaderFirst(ctx context.Context, farms []*process) ([]*process, 
 	return farms, nil
 }
 
-// largeWorld makes as many controllers in both cases, with services or without.
 func (b *bench) largeWorld(ctx context.Context, w *world, services bool) ([]rc.RC, error) {
 	var all []rc.RC
 	if services {
@@ -140,7 +134,6 @@ func (b *bench) largeWorld(ctx context.Context, w *world, services bool) ([]rc.R
 	return append(all, plain...), err
 }
 
-// killOneOf kills the first farm and reports how it went on.
 func (b *bench) killOneOf(
 	ctx context.Context, w *world, prefix string, rcs []rc.RC, farms []*process, idle rate,
 ) (*takeover, error) {
@@ -173,7 +166,7 @@ func (b *bench) killOneOf(
 	return t, nil
 }
 
-// countRequests counts what Consul answers in each second, liveness left out, until it is asked for what it has.
+// countRequests counts, by second, the requests that Consul answers, except for liveness, until stop is called.
 func (b *bench) countRequests(ctx context.Context, addr string) (stop func() []float64) {
 	ctx, cancel := context.WithCancel(ctx)
 	var mu sync.Mutex

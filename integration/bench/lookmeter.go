@@ -10,22 +10,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// passMetric is how long the looks of a farm took, all units together: no metric names a unit.
+// passMetric has how long a farm's looks took, for all units together.
 const passMetric = "rcfarm_farm_pass_duration_seconds"
 
-// longLook is a bound of that histogram. A look at a unit of a few pods takes a tenth of it, on a busy machine too.
+// longLook is a bound of that histogram, in seconds. Looks at units of a few pods take a tenth of it.
 const longLook = "0.05"
 
-// looked is what was seen of a farm's looks for a while.
 type looked struct {
 	ms     []float64 // of each look at the large unit
-	all    float64   // how many there were at any unit
-	rss    int64     // of the farm, in bytes, the most that was seen
+	all    float64   // number of looks at any unit
+	rss    int64     // the most memory of the farm that was seen, in bytes
 	cpu    time.Duration
 	lasted time.Duration
 }
 
-// lookSample is the metric at one moment.
 type lookSample struct{ count, sum, long float64 }
 
 func sampleLooks(ctx context.Context, farm *process) (s lookSample, err error) {
@@ -41,10 +39,10 @@ func sampleLooks(ctx context.Context, farm *process) (s lookSample, err error) {
 	return s, errors.Join(errs[:]...)
 }
 
-// watchLooks times each look at the one large unit among small ones. It reads the farm's metric more often than that
-// unit is looked at: what the sum has grown by, when one more look took long, is how long that took, and what looks at
-// small units took meanwhile, a few milliseconds. Where no look takes long, as with small sizes, all of them count;
-// several between two readings then count as one.
+// watchLooks times each look at the one large unit among small ones. It reads the metric more often than the farm looks
+// at the large unit. If one more look took longer than longLook, the growth of the sum is the time of this look, plus a
+// few milliseconds for small units. If none does, for example because the sizes are small, watchLooks measures all
+// looks, and takes several looks between two readings for one.
 func (b *bench) watchLooks(ctx context.Context, farm *process) (stop func() (looked, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	var got looked
@@ -59,7 +57,7 @@ func (b *bench) watchLooks(ctx context.Context, farm *process) (stop func() (loo
 
 func followLooks(ctx context.Context, farm *process) (got looked, err error) {
 	const pace = 50 * time.Millisecond
-	asking := context.WithoutCancel(ctx) // the last question is answered
+	asking := context.WithoutCancel(ctx) // the last request is not cut off
 	pid := farm.cmd.Process.Pid
 	began := time.Now()
 	cpuFrom, err := cpu(pid)

@@ -1,6 +1,6 @@
-// Command bench measures the farm on a real Consul on loopback and compares it with its goals. `make bench` runs
-// everything but huge, `make bench BENCH=name` one benchmark, `BENCH=name/part` those of its parts whose name contains
-// the text. What a result is compared with is measured in the same run.
+// Command bench measures the farm on a real Consul on loopback and compares it with its goals. `make bench` runs all
+// benchmarks except huge; `make bench BENCH=name/part` runs the parts of one whose names contain the text after the
+// slash. A reference is measured in the same run as the result.
 package main
 
 import (
@@ -20,17 +20,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/app"
 )
 
-// benchmark is one group of results. Its limit bounds it in time.
 type benchmark struct {
 	name  string
 	limit time.Duration
 	run   func(ctx context.Context, b *bench) error
 }
 
-// onlyNamed takes too long for a run of all.
+// onlyNamed takes too long for a run of all benchmarks.
 const onlyNamed = "huge"
 
-// benchmarks in the order in which they run.
 var benchmarks = []benchmark{
 	{"placement", 8 * time.Minute, placementBench},
 	{"failover", 4 * time.Minute, failoverBench},
@@ -50,7 +48,7 @@ var benchmarks = []benchmark{
 	{"huge", 30 * time.Minute, hugeBench},
 }
 
-// options are the sizes. The defaults are those of the goals.
+// options are the flags of a run. Goals are for the default sizes.
 type options struct {
 	nodes, manyNodes                int
 	onePods, mediumRCs, smallRCs    int
@@ -68,6 +66,8 @@ type options struct {
 	hugeUnitCount, hugeNodeCount    int
 	rolloutPods, rollouts           int
 	logs, profiles, json, farm, run string
+	more                            bool
+	docs                            string
 }
 
 func (o *options) flags() {
@@ -99,21 +99,24 @@ func (o *options) flags() {
 	flag.IntVar(&o.hugeUnitCount, "huge-units", 20_000, "huge: controllers and services, of 5 replicas each")
 	flag.IntVar(&o.hugeNodeCount, "huge-nodes", 10_000, "huge: nodes")
 	flag.StringVar(&o.logs, "logs", "", "`DIRECTORY` for the farms' logs; empty: they are dropped")
-	flag.StringVar(&o.profiles, "profiles", "", "`DIRECTORY` for CPU profiles of the parts whose farms run in this program")
+	flag.StringVar(&o.profiles, "profiles", "",
+		"`DIRECTORY` for CPU profiles of the parts whose farms run in this program")
 	flag.StringVar(&o.json, "json", "bin/bench.json", "`FILE` for the results, below the repository")
+	flag.BoolVar(&o.more, "more", false,
+		"add this run to the earlier ones in the file with the results, from which the median counts")
+	flag.StringVar(&o.docs, "docs", "",
+		"measure nothing, write the table of this `PAGE` from the file with the results")
 	flag.StringVar(&o.farm, "farm", "bin/farm", "the farm `PROGRAM`, below the repository")
 	flag.Parse()
 }
 
-// bench is one run.
 type bench struct {
 	options
 	root   string
 	report report
-	part   string // of the benchmark that runs now; empty: all
+	part   string // text that the name of a part must contain; empty: all parts run
 }
 
-// wants reports whether a part of the benchmark is to be run.
 func (b *bench) wants(part string) bool { return strings.Contains(part, b.part) }
 
 func main() {
@@ -134,6 +137,10 @@ func run(ctx context.Context) error {
 		return err
 	}
 	b.farm, b.json = filepath.Join(b.root, b.farm), filepath.Join(b.root, b.json)
+	if b.docs != "" {
+		return writeTable(b.json, filepath.Join(b.root, b.docs))
+	}
+	where := machine()
 	for _, dir := range []string{b.logs, b.profiles} {
 		if dir == "" {
 			continue
@@ -162,7 +169,7 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("there is no benchmark %q", name)
 	}
 	b.report.show(os.Stdout)
-	return errors.Join(failed, b.report.write(b.json))
+	return errors.Join(failed, b.report.write(b.json, where, b.more))
 }
 
 func (b *bench) one(ctx context.Context, bm benchmark) error {

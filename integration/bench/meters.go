@@ -12,10 +12,9 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// ticksPerSecond is the unit of the times in /proc, on every Linux that Go runs on.
+// ticksPerSecond is the unit of the times in /proc, on all of Go's Linux platforms.
 const ticksPerSecond = 100
 
-// cpu returns what a process has used so far.
 func cpu(pid int) (time.Duration, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -24,7 +23,7 @@ func cpu(pid int) (time.Duration, error) {
 	// The second field, in parentheses, may hold spaces.
 	_, rest, _ := strings.Cut(string(data), ") ")
 	fields := strings.Fields(rest)
-	const user, system = 11, 12 // of what follows
+	const user, system = 11, 12 // indices of the fields after the second
 	if len(fields) <= system {
 		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
 	}
@@ -39,7 +38,6 @@ func cpu(pid int) (time.Duration, error) {
 	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
 }
 
-// rss returns the resident memory of a process in bytes.
 func rss(pid int) (int64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -54,14 +52,13 @@ func rss(pid int) (int64, error) {
 	return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
 }
 
-// requests counts the HTTP requests that an agent has answered.
 type requests struct {
 	liveness float64 // sessions and checks
 	others   float64
 	byPath   map[string]float64
 }
 
-// requestsOf reads Consul's own telemetry. A standing query counts when it is answered.
+// requestsOf reads Consul's telemetry, which counts a standing query at its answer.
 func requestsOf(ctx context.Context, addr string) (requests, error) {
 	page, err := cluster.Get(ctx, "http://"+addr+"/v1/agent/metrics?format=prometheus")
 	if err != nil {

@@ -19,14 +19,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// shape is how the pods to be placed are shared out over controllers.
 type shape struct {
 	name                   string
 	rcs, replicas, perNode int
 	small                  bool // compared with bare reads and writes, not with writes alone
 }
 
-// placing is one part of the benchmark.
 type placing struct {
 	name   string
 	shape  shape
@@ -36,14 +34,13 @@ type placing struct {
 	spread bool
 }
 
-// placed is what a part took.
 type placed struct {
 	took      time.Duration // from the operators' first write to the last intent
 	reference time.Duration
-	atOnce    int           // in flight, where the reference was fastest
+	atOnce    int           // transactions in flight when the reference was fastest
 	cpu       time.Duration // of farms, nodes and Consul together
 	refCPU    time.Duration // of client and Consul
-	requests  float64       // that Consul has answered, of everybody
+	requests  float64       // that Consul has answered, from all clients
 	pods      int
 	refused   float64 // share of the batches
 }
@@ -51,7 +48,6 @@ type placed struct {
 func (p placed) rate() float64  { return float64(p.pods) / p.took.Seconds() }
 func (p placed) share() float64 { return p.reference.Seconds() / p.took.Seconds() }
 
-// Goals of placement.
 const (
 	oneShare     = 0.6 // of the reference
 	smallShare   = 0.5
@@ -62,7 +58,8 @@ const (
 	oneWayDelay  = 5 * time.Millisecond
 )
 
-// spent is what this program and a Consul have used so far. Where other work disturbs the times, this still compares.
+// spent returns the processor time of this program and a Consul so far. Unlike elapsed times, other work on the machine
+// hardly changes it.
 func spent(a *agent) time.Duration {
 	own, err := cpu(os.Getpid())
 	theirs, err2 := cpu(a.proc.Pid)
@@ -96,14 +93,15 @@ func placementBench(ctx context.Context, b *bench) error {
 		return err
 	}
 	for _, s := range []shape{one, medium, small} {
-		if _, err := b.place(ctx, disk, placing{name: "disk-" + s.name, shape: s, nodes: b.nodes, farms: 1}, true); err != nil {
+		if _, err := b.place(ctx, disk, placing{name: "disk-" + s.name, shape: s, nodes: b.nodes, farms: 1},
+			true); err != nil {
 			return fmt.Errorf("three servers, %s: %w", s.name, err)
 		}
 	}
 	return nil
 }
 
-// placementOf measures one shape on Consul in dev mode: plain, and then what it is compared with plain for.
+// placementOf measures one shape: plain, and then the variants that are compared with plain.
 func (b *bench) placementOf(ctx context.Context, a *agent, s shape) error {
 	base := placing{name: s.name, shape: s, nodes: b.nodes, farms: 1}
 	others := map[string]func(*placing){
@@ -148,7 +146,7 @@ func (b *bench) placementOf(ctx context.Context, a *agent, s shape) error {
 	return nil
 }
 
-// place runs a part as often as is asked for, reports the run with the median time, and returns it.
+// place runs a part several times, and returns and reports the run with the median share of its reference.
 func (b *bench) place(ctx context.Context, a *agent, p placing, compare bool) (placed, error) {
 	var runs []placed
 	for range b.repeat {
@@ -164,7 +162,7 @@ func (b *bench) place(ctx context.Context, a *agent, p placing, compare bool) (p
 	b.report.add(prefix+"rate", run.rate(), "pods/s", goal{})
 	b.report.add(prefix+"requests-per-controller", run.requests/float64(p.shape.rcs), "requests", goal{})
 	if compare {
-		// The machine is shared: each run is compared with the reference beside it.
+		// The machine is shared, so each run has its own reference.
 		slices.SortFunc(runs, func(x, y placed) int { return cmp.Compare(x.share(), y.share()) })
 		share := atLeast(oneShare)
 		if p.shape.small {
@@ -183,7 +181,7 @@ func (b *bench) place(ctx context.Context, a *agent, p placing, compare bool) (p
 }
 
 func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool) (placed, error) {
-	var all, sc scope // sc: what rests while the reference runs
+	var all, sc scope // sc: what must rest while the reference runs
 	defer all.close()
 	defer sc.close()
 	w, err := newWorld(ctx, &all, a.addr)
@@ -233,7 +231,7 @@ func (b *bench) placeOnce(ctx context.Context, a *agent, p placing, compare bool
 	return run, err
 }
 
-// startPlacing starts nodes and farms and returns when all farms may place.
+// startPlacing returns when all farms may place.
 func (b *bench) startPlacing(ctx context.Context, sc *scope, w *world, p placing, noted *commits) error {
 	if _, err := w.fleet(ctx, sc, simnode.Fleet{Name: "n", Size: p.nodes}); err != nil {
 		return err
@@ -257,10 +255,8 @@ func (b *bench) startPlacing(ctx context.Context, sc *scope, w *world, p placing
 	return farms.Wait()
 }
 
-// consulProfile is how long Consul is profiled from the start of a part on.
 const consulProfile = 2 * time.Second
 
-// profile starts CPU profiles of this program and of Consul, if profiles are asked for.
 func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func() error, err error) {
 	if b.profiles == "" {
 		return func() error { return nil }, nil
@@ -272,9 +268,10 @@ func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func()
 	var consul errgroup.Group
 	consul.Go(func() error {
 		if !a.dev {
-			return nil // it has no profiles
+			return nil // only a Consul in dev mode has profiles
 		}
-		page, err := cluster.Get(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", a.addr, int(consulProfile.Seconds())))
+		page, err := cluster.Get(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d",
+			a.addr, int(consulProfile.Seconds())))
 		if err != nil {
 			return err
 		}
@@ -285,7 +282,6 @@ func (b *bench) profile(ctx context.Context, a *agent, name string) (stop func()
 	}, nil
 }
 
-// profileItself starts a CPU profile of this program.
 func (b *bench) profileItself(name string) (stop func() error, err error) {
 	file, err := os.Create(filepath.Join(b.profiles, name+".pprof"))
 	if err != nil {

@@ -30,7 +30,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of preparer.
 const (
 	startRate    = 100 // pods per second, from intent to available
 	startFlat    = 0.8 // of the rate at 100 pods
@@ -42,12 +41,12 @@ const (
 
 const (
 	nodeName   = "bench"
-	steadyPods = 200 // that memory, restarts and idle are measured with
+	steadyPods = 200 // for measuring memory, restarts and idle
 	nodeIdle   = 20 * time.Second
-	crashes    = 5 // of which the worst counts; each of another pod, since a second crash waits longer
+	crashes    = 5 // the worst counts; each in another pod, because a restart after a second crash waits longer
 )
 
-// realNode is a preparer with everything real: processes, supervisor, disk, Consul's agent.
+// realNode is a preparer with real processes, supervisor, disk and agent.
 type realNode struct {
 	world    *world
 	program  string
@@ -60,15 +59,15 @@ type realNode struct {
 	revision int64
 }
 
-// preparerBench measures a node: the built preparer, which starts real processes from intents that are written as a farm
-// writes them. The artifact is in its cache.
+// preparerBench measures the built preparer, which starts real processes from intents as a farm writes them. The
+// artifact is in its cache.
 func preparerBench(ctx context.Context, b *bench) error {
 	dirs, err := os.MkdirTemp("", "rcfb-") // short: sockets live below it
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dirs) }()
-	if err := os.Chmod(dirs, 0o711); err != nil { // for pods with users of their own
+	if err := os.Chmod(dirs, 0o711); err != nil { // pods have their own users
 		return err
 	}
 	spreadOut(dirs)
@@ -94,10 +93,9 @@ func preparerBench(ctx context.Context, b *bench) error {
 	return b.steadyNode(ctx, dirs)
 }
 
-// spreadOut asks the file system to keep directories that are made in dir apart from each other and from everything else
-// (chattr(1), T). Without a journal ext4 passes by all inodes that were freed in the same part of the disk lately each time that a
-// file is made, and so a node would pay for what other nodes, tests and builds have deleted. Other file systems do not do that,
-// and do not know the flag.
+// spreadOut asks the file system to keep new directories in dir apart from each other (chattr(1), T). ext4 without a
+// journal skips inodes that were freed lately in the same part of the disk, so files that other nodes, tests and builds
+// deleted would slow a node down. Other file systems do not know the flag.
 func spreadOut(dir string) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -112,7 +110,6 @@ func spreadOut(dir string) {
 // topDir is FS_TOPDIR_FL (include/uapi/linux/fs.h).
 const topDir = 0x00020000
 
-// startPods returns how long n pods take from the first intent until all are available.
 func (b *bench) startPods(ctx context.Context, dirs string, n int) (time.Duration, error) {
 	var sc scope
 	defer sc.close()
@@ -123,7 +120,6 @@ func (b *bench) startPods(ctx context.Context, dirs string, n int) (time.Duratio
 	return node.run(ctx, n)
 }
 
-// steadyNode measures a node that has all its pods.
 func (b *bench) steadyNode(ctx context.Context, dirs string) error {
 	var sc scope
 	defer sc.close()
@@ -173,7 +169,7 @@ func (b *bench) steadyNode(ctx context.Context, dirs string) error {
 	return nil
 }
 
-// realNode starts a preparer and one pod, so that the artifact is there. Its files are below dirs.
+// realNode starts a preparer and one pod, so that the cache has the artifact.
 func (b *bench) realNode(ctx context.Context, sc *scope, dirs string) (*realNode, error) {
 	dev, err := b.startDev(ctx, sc, nil)
 	if err != nil {
@@ -183,8 +179,8 @@ func (b *bench) realNode(ctx context.Context, sc *scope, dirs string) (*realNode
 	if n.world, err = newWorld(ctx, sc, dev.addr); err != nil {
 		return nil, err
 	}
-	// It is removed with all others: where a file system looks for inodes that were not freed lately (ext4 without a journal does,
-	// for minutes), a node would pay for the end of the one before it.
+	// Remove the directory later, with the directories of all nodes: ext4 skips freed inodes for minutes (see
+	// spreadOut).
 	if n.dir, err = os.MkdirTemp(dirs, ""); err != nil {
 		return nil, err
 	}
@@ -215,10 +211,11 @@ func (b *bench) realNode(ctx context.Context, sc *scope, dirs string) (*realNode
 	return n, err
 }
 
-// start starts the preparer.
 func (n *realNode) start() error {
-	n.cmd = exec.Command(n.program, "--node", nodeName, "--address", "127.0.0.1", "--data-dir", filepath.Join(n.dir, "node"),
-		"--consul-addr", n.world.addr, "--prefix", n.world.keys.Prefix(), "--lifeline", filepath.Join(n.dir, "life.sock"),
+	n.cmd = exec.Command(n.program, "--node", nodeName, "--address", "127.0.0.1",
+		"--data-dir", filepath.Join(n.dir, "node"),
+		"--consul-addr", n.world.addr, "--prefix", n.world.keys.Prefix(),
+		"--lifeline", filepath.Join(n.dir, "life.sock"),
 		"--slots", "10000", "--debug-addr", n.debug, "--log-level", "warn")
 	log, err := os.OpenFile(filepath.Join(n.dir, "preparer.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -234,7 +231,6 @@ func (n *realNode) start() error {
 	return nil
 }
 
-// upload packs an artifact whose program waits, and stores the manifest that runs it.
 func (n *realNode) upload(ctx context.Context) error {
 	script := filepath.Join(n.dir, "launch")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec sleep 1000000\n"), 0o755); err != nil {
@@ -251,8 +247,11 @@ func (n *realNode) upload(ctx context.Context) error {
 	}
 	sum := sha256.Sum256(data)
 	m := &manifest.Manifest{Version: 1, ID: "waits", MinReady: new(field.Duration), Launchables: []manifest.Launchable{{
-		Name:     "main",
-		Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file://" + archive, SHA256: hex.EncodeToString(sum[:])},
+		Name: "main",
+		Artifact: manifest.Artifact{
+			Kind: manifest.ArtifactTar, URL: "file://" + archive,
+			SHA256: hex.EncodeToString(sum[:]),
+		},
 	}}}
 	canonical, err := m.Canonical()
 	if err != nil {
@@ -266,14 +265,15 @@ func (n *realNode) upload(ctx context.Context) error {
 	return err
 }
 
-// run tells the node to run so many pods more and returns how long it takes until all are available.
+// run orders more pods, and returns the time until all of these are available.
 func (n *realNode) run(ctx context.Context, more int) (time.Duration, error) {
 	n.revision++
 	rcID := fmt.Sprintf("rc-%d", n.revision)
 	var txns [][]consul.Op
 	for i := range more {
 		in := pod.Intent{
-			Identity: pod.Identity{RCID: rcID, Role: "main", Index: i}, PodID: "waits", Digest: n.digest, State: pod.Running, Revision: n.revision,
+			Identity: pod.Identity{RCID: rcID, Role: "main", Index: i}, PodID: "waits", Digest: n.digest,
+			State: pod.Running, Revision: n.revision,
 		}
 		data, err := json.Marshal(in)
 		if err != nil {
@@ -282,13 +282,14 @@ func (n *realNode) run(ctx context.Context, more int) (time.Duration, error) {
 		if i%consul.MaxTxnOps == 0 {
 			txns = append(txns, nil)
 		}
-		txns[len(txns)-1] = append(txns[len(txns)-1], consul.Set(n.world.keys.Intents.Key(nodeName, in.Identity.String()), data))
+		txns[len(txns)-1] = append(txns[len(txns)-1],
+			consul.Set(n.world.keys.Intents.Key(nodeName, in.Identity.String()), data))
 	}
 	began := time.Now()
 	if err := simnode.CommitAll(ctx, n.world.client, txns); err != nil {
 		return 0, err
 	}
-	// Each look costs Consul and this program more the more pods there are, on the cores that the node works with.
+	// Each look costs processor time that the node then lacks, and more with more pods.
 	err := sparingly(ctx, began, func() error {
 		pairs, err := n.world.client.List(ctx, n.world.keys.Realities.Below(nodeName)+rcID+"/", consul.Default)
 		if err != nil {
@@ -313,7 +314,6 @@ func (n *realNode) run(ctx context.Context, more int) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// processes returns the node's processes: ours, and the pods' programs.
 func (n *realNode) processes() (own, pods []int, err error) {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -336,7 +336,7 @@ func (n *realNode) processes() (own, pods []int, err error) {
 	return own, pods, nil
 }
 
-// crash kills one pod's program and returns how long it takes until there is another.
+// crash kills one pod's program and returns how long its restart takes.
 func (n *realNode) crash(ctx context.Context, victim int) (time.Duration, error) {
 	_, before, err := n.processes()
 	if err != nil {
@@ -356,13 +356,12 @@ func (n *realNode) crash(ctx context.Context, victim int) (time.Duration, error)
 	return time.Since(began), err
 }
 
-// restarted is how long a preparer takes from its start.
 type restarted struct {
-	ready time.Duration // until /readyz says so: it supervises what runs
-	held  time.Duration // until it holds its node, and takes intents
+	ready time.Duration // until /readyz is OK: the preparer supervises its pods
+	held  time.Duration // until the preparer holds its node, and takes intents
 }
 
-// restart kills the preparer and starts it again. Its pods must be the same.
+// restart kills the preparer and starts it again. The pods must survive.
 func (n *realNode) restart(ctx context.Context) (again restarted, err error) {
 	_, before, err := n.processes()
 	if err != nil {
@@ -402,7 +401,7 @@ func (n *realNode) restart(ctx context.Context) (again restarted, err error) {
 	if err != nil {
 		return again, err
 	}
-	if _, err := n.run(ctx, 1); err != nil { // it does work again
+	if _, err := n.run(ctx, 1); err != nil { // it works again
 		return again, err
 	}
 	_, after, err := n.processes()
@@ -417,7 +416,7 @@ func (n *realNode) restart(ctx context.Context) (again restarted, err error) {
 	return again, nil
 }
 
-// pss returns the memory of a process in bytes, with its share of what it shares (proc(5), smaps_rollup).
+// pss returns the memory of a process in bytes, with its share of shared memory (proc(5), smaps_rollup).
 func pss(pid int) (int64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
@@ -432,7 +431,6 @@ func pss(pid int) (int64, error) {
 	return 0, fmt.Errorf("/proc/%d/smaps_rollup has no Pss", pid)
 }
 
-// cpuDuring returns what the processes use together while the time passes.
 func cpuDuring(ctx context.Context, pids []int, d time.Duration) (time.Duration, error) {
 	total := func() (sum time.Duration, err error) {
 		for _, pid := range pids {

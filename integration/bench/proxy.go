@@ -12,20 +12,18 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// proxy passes connections on to Consul, counts their bytes and delays them, as a network would. It is toxiproxy in this
-// program: its latency toxic holds each chunk from when it was read, so that those behind it do not wait longer.
+// proxy passes connections on to Consul, counts their bytes and delays them, by toxiproxy in this program. The latency
+// toxic delays each chunk from when it was read, so chunks behind it do not wait longer.
 type proxy struct {
 	addr    string
 	in, out *meter // bytes from and to Consul
 }
 
-// meter is a toxic that only counts. Toxiproxy's own figures come when a connection ends, which those of farms do not.
+// meter counts, because toxiproxy's own counts come only when a connection ends, and farms' connections do not end.
 type meter struct{ atomic.Int64 }
 
-// meterType is the meter's name among the toxics.
 const meterType = "meter"
 
-// Pipe implements toxics.Toxic.
 func (m *meter) Pipe(stub *toxics.ToxicStub) {
 	for {
 		select {
@@ -42,7 +40,6 @@ func (m *meter) Pipe(stub *toxics.ToxicStub) {
 	}
 }
 
-// startProxy starts a proxy with so much delay each way, in whole milliseconds.
 func startProxy(sc *scope, target string, delay time.Duration) (*proxy, error) {
 	toxics.Register(meterType, new(meter))
 	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
@@ -62,7 +59,6 @@ func startProxy(sc *scope, target string, delay time.Duration) (*proxy, error) {
 	return &proxy{addr: p.Listen, in: in, out: out}, nil
 }
 
-// addToxics counts and delays one direction.
 func addToxics(p *toxiproxy.Proxy, to stream.Direction, delay time.Duration) (*meter, error) {
 	added, err := p.Toxics.AddToxicJson(strings.NewReader(fmt.Sprintf(`{"type":%q,"stream":%q}`, meterType, to)))
 	if err == nil && delay > 0 {

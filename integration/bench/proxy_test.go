@@ -9,7 +9,6 @@ import (
 	"time"
 )
 
-// linked returns the two ends of a connection through a proxy, and the proxy.
 func linked(t *testing.T, sc *scope, delay time.Duration) (client, server net.Conn, p *proxy) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -35,7 +34,6 @@ func linked(t *testing.T, sc *scope, delay time.Duration) (client, server net.Co
 	return client, server, p
 }
 
-// passes returns how long data takes from one end to the other. It is written while it is read.
 func passes(t *testing.T, to, from net.Conn, data []byte) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -77,7 +75,7 @@ func TestTheProxyDelaysEachWay(t *testing.T) {
 	}
 }
 
-// What is under way is delayed side by side: one chunk of 32 KiB after the other would take ten seconds.
+// Chunks are delayed side by side. Chunks of 32 KiB one after the other would take ten seconds.
 func TestTheProxyDoesNotLimitTheRate(t *testing.T) {
 	t.Parallel()
 	const delay = 20 * time.Millisecond

@@ -20,14 +20,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of push.
 const (
-	pushQueries = 0.01 // standing queries for each node: those of the nodes together are no more than a few
-	pushCPU     = 1    // of Consul, times that with nodes that watch
-	pushSeconds = 1    // until all nodes are informed: a pod takes no less to start
+	pushQueries = 0.01 // standing queries for each node: all nodes together have only a few
+	pushCPU     = 1    // of Consul, as a multiple of the cluster whose nodes watch
+	pushSeconds = 1    // until all nodes have read their intents; a pod takes at least as long to start
 )
 
-// pushSide is a cluster whose nodes all watch their intents, or are all told of them.
 type pushSide struct {
 	spenders
 	name  string
@@ -36,21 +34,20 @@ type pushSide struct {
 	rcID  string
 	heard heard
 
-	up, down                          []float64 // seconds until all nodes are informed, of each round
+	up, down                          []float64 // seconds until all nodes have read their intents, of each round
 	consulCPU, farmCPU, ownCPU, asked []float64 // seconds, and requests to Consul, of each round
 }
 
-// heard is which nodes have learned of what a controller wants of them.
 type heard struct {
 	mu    sync.Mutex
 	state pod.RunState
 	nodes map[string]bool
 	want  int
-	all   chan struct{} // closed when that many have
-	at    time.Time     // when they had
+	all   chan struct{} // closed when so many nodes as want have read the intents
+	at    time.Time     // when want nodes had
 }
 
-// expect begins anew: so many nodes are to learn of an intent with a state.
+// expect starts a new count. The channel closes when want nodes have read an intent with this state.
 func (h *heard) expect(state pod.RunState, want int) <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,15 +69,14 @@ func (h *heard) note(node string, in pod.Intent) {
 	}
 }
 
-// missing says how many have not learned of it.
 func (h *heard) missing() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return fmt.Sprintf("%d of %d nodes have learned that it is %s", len(h.nodes), h.want, h.state)
 }
 
-// pushBench scales a controller from no replica to one on each node and back, in a cluster whose nodes watch their intents, each with a standing
-// query of its own, and in one whose nodes are told of them, in turn.
+// pushBench scales a controller from no replica to one on each node and back, in two clusters in turn: with a standing
+// query for each node's intents, and with pushes.
 func pushBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -115,7 +111,7 @@ func pushBench(ctx context.Context, b *bench) error {
 		if s.told {
 			within = atMost(pushSeconds)
 		}
-		b.report.add("push/"+s.name+"/first-up", s.up[0], "s", goal{}) // nobody has spoken to the nodes yet
+		b.report.add("push/"+s.name+"/first-up", s.up[0], "s", goal{}) // farms have not pushed to the nodes before
 		b.report.add("push/"+s.name+"/up", median(s.up), "s", within)
 		b.report.add("push/"+s.name+"/down", median(s.down), "s", within)
 		b.report.add("push/"+s.name+"/consul", median(s.consulCPU), "s CPU", goal{})
@@ -125,30 +121,32 @@ func pushBench(ctx context.Context, b *bench) error {
 	}
 	b.report.add("push/compared/up-times-watch", median(told.up)/median(watch.up), "ratio", goal{})
 	b.report.add("push/compared/down-times-watch", median(told.down)/median(watch.down), "ratio", goal{})
-	b.report.add("push/compared/consul-times-watch", median(told.consulCPU)/median(watch.consulCPU), "ratio", below(pushCPU))
+	b.report.add("push/compared/consul-times-watch", median(told.consulCPU)/median(watch.consulCPU), "ratio",
+		below(pushCPU))
 	b.report.add("push/compared/farm-times-watch", median(told.farmCPU)/median(watch.farmCPU), "ratio", goal{})
 	return nil
 }
 
-// start starts Consul, nodes and farm, makes a controller without replicas, and returns how many standing queries Consul has for each node.
-func (s *pushSide) start(ctx context.Context, b *bench, sc *scope) (queries float64, err error) {
-	if s.consul, err = b.startDev(ctx, sc, manyClients); err != nil {
+// start makes the cluster and a controller without replicas, and returns Consul's standing queries for each node.
+func (p *pushSide) start(ctx context.Context, b *bench, sc *scope) (queries float64, err error) {
+	if p.consul, err = b.startDev(ctx, sc, manyClients); err != nil {
 		return 0, err
 	}
-	if s.world, err = newWorld(ctx, sc, s.consul.addr); err != nil {
+	if p.world, err = newWorld(ctx, sc, p.consul.addr); err != nil {
 		return 0, err
 	}
-	before, err := standingQueries(ctx, s.consul.addr)
+	before, err := standingQueries(ctx, p.consul.addr)
 	if err != nil {
 		return 0, err
 	}
-	fleet := simnode.Fleet{Name: "n", Size: b.nodes, Groups: b.nodes, OnIntent: s.heard.note}
-	// All nodes share a client here, which must let each have its standing query.
-	if fleet.Client, fleet.Store, err = s.world.connectBy(sc, s.consul.addr, b.nodes+consul.DefaultMaxConns); err != nil {
+	fleet := simnode.Fleet{Name: "n", Size: b.nodes, Groups: b.nodes, OnIntent: p.heard.note}
+	// All nodes share this client, which needs a connection for each node's standing query.
+	if fleet.Client, fleet.Store, err = p.world.connectBy(sc, p.consul.addr,
+		b.nodes+consul.DefaultMaxConns); err != nil {
 		return 0, err
 	}
 	var flags []string
-	if s.told {
+	if p.told {
 		dir, err := os.MkdirTemp(memoryDir(), "rcfarm-bench-")
 		if err != nil {
 			return 0, err
@@ -160,69 +158,69 @@ func (s *pushSide) start(ctx context.Context, b *bench, sc *scope) (queries floa
 		}
 		fleet.Told, flags = &simnode.Told{Credentials: creds, Dir: dir, Addr: "127.0.0.1:0"}, creds.Flags()
 	}
-	if _, err := s.world.fleet(ctx, sc, fleet); err != nil {
+	if _, err := p.world.fleet(ctx, sc, fleet); err != nil {
 		return 0, err
 	}
 	if err := wait.Pause(ctx, atRest); err != nil {
 		return 0, err
 	}
-	after, err := standingQueries(ctx, s.consul.addr)
+	after, err := standingQueries(ctx, p.consul.addr)
 	if err != nil {
 		return 0, err
 	}
-	s.farm, err = b.startFarm(ctx, sc, s.world, "farm-"+s.name, "", s.consul.addr, flags...)
+	p.farm, err = b.startFarm(ctx, sc, p.world, "farm-"+p.name, "", p.consul.addr, flags...)
 	if err != nil {
 		return 0, err
 	}
-	if err := s.farm.events.seen(ctx, syncedLine); err != nil {
+	if err := p.farm.events.seen(ctx, syncedLine); err != nil {
 		return 0, err
 	}
-	rcs, err := s.world.create(ctx, "web", 1, 0, func(r *rc.RC) { r.MaxPerNode = 1 })
+	rcs, err := p.world.create(ctx, "web", 1, 0, func(r *rc.RC) { r.MaxPerNode = 1 })
 	if err != nil {
 		return 0, err
 	}
-	s.rcID = rcs[0].ID
-	return (after - before) / float64(b.nodes), s.world.converged(ctx, 1)
+	p.rcID = rcs[0].ID
+	return (after - before) / float64(b.nodes), p.world.converged(ctx, 1)
 }
 
-// round scales the controller to one replica on each node and back, and notes what that takes until everything is at rest again.
-func (s *pushSide) round(ctx context.Context, nodes int) error {
-	before, err := s.now(ctx)
+// round scales the controller to one replica on each node and back, until everything is at rest again.
+func (p *pushSide) round(ctx context.Context, nodes int) error {
+	before, err := p.now(ctx)
 	if err != nil {
 		return err
 	}
-	up, err := s.scale(ctx, nodes, nodes, pod.Running)
+	up, err := p.scale(ctx, nodes, nodes, pod.Running)
 	if err != nil {
 		return fmt.Errorf("up: %w", err)
 	}
-	down, err := s.scale(ctx, 0, nodes, pod.Stopped)
+	down, err := p.scale(ctx, 0, nodes, pod.Stopped)
 	if err != nil {
 		return fmt.Errorf("down: %w", err)
 	}
-	after, err := s.now(ctx)
-	s.up, s.down = append(s.up, up.Seconds()), append(s.down, down.Seconds())
-	s.consulCPU = append(s.consulCPU, (after.consul - before.consul).Seconds())
-	s.farmCPU = append(s.farmCPU, (after.farm - before.farm).Seconds())
-	s.ownCPU = append(s.ownCPU, (after.nodes - before.nodes).Seconds())
-	s.asked = append(s.asked, after.requests-before.requests)
+	after, err := p.now(ctx)
+	p.up, p.down = append(p.up, up.Seconds()), append(p.down, down.Seconds())
+	p.consulCPU = append(p.consulCPU, (after.consul - before.consul).Seconds())
+	p.farmCPU = append(p.farmCPU, (after.farm - before.farm).Seconds())
+	p.ownCPU = append(p.ownCPU, (after.nodes - before.nodes).Seconds())
+	p.asked = append(p.asked, after.requests-before.requests)
 	return err
 }
 
-// scale returns how long it takes until so many nodes have learned what they are to do, and returns when that is done and all watches wait again.
-func (s *pushSide) scale(ctx context.Context, replicas, nodes int, state pod.RunState) (time.Duration, error) {
-	informed := s.heard.expect(state, nodes)
+// scale returns the time until this number of nodes has read the new intents, after all watches are at rest again.
+func (p *pushSide) scale(ctx context.Context, replicas, nodes int, state pod.RunState) (time.Duration, error) {
+	informed := p.heard.expect(state, nodes)
 	began := time.Now()
-	if err := s.world.scaleTo(ctx, s.rcID, replicas); err != nil {
+	if err := p.world.scaleTo(ctx, p.rcID, replicas); err != nil {
 		return 0, err
 	}
 	select {
 	case <-informed:
 	case <-ctx.Done():
-		return 0, fmt.Errorf("%w: %s", context.Cause(ctx), s.heard.missing())
+		return 0, fmt.Errorf("%w: %s", context.Cause(ctx), p.heard.missing())
 	}
-	took := s.heard.at.Sub(began)
+	took := p.heard.at.Sub(began)
 	err := every(ctx, time.Second, func() error {
-		st, err := s.world.store.Statuses.Get(ctx, store.Default, s.rcID)
+		st, err := p.world.store.Statuses.Get(ctx, store.Default, p.rcID)
 		if err == nil && (st.Value.Placed != replicas || st.Value.Available != replicas) {
 			err = fmt.Errorf("%d placed, %d available", st.Value.Placed, st.Value.Available)
 		}
@@ -234,10 +232,9 @@ func (s *pushSide) scale(ctx context.Context, replicas, nodes int, state pod.Run
 	return took, err
 }
 
-// restFor is how long is looked at clusters where nothing happens: as long as two readings are apart that nobody asks for.
+// A node reads its intents again after restFor if no farm pushes.
 const restFor = time.Minute
 
-// restOf reports what Consul takes where nothing happens, on all sides at once.
 func (b *bench) restOf(ctx context.Context, sides []*pushSide) error {
 	before := make([]spending, len(sides))
 	for i, s := range sides {
@@ -254,18 +251,19 @@ func (b *bench) restOf(ctx context.Context, sides []*pushSide) error {
 		if err != nil {
 			return err
 		}
-		b.report.add("push/"+s.name+"/rest", 100*(after.consul-before[i].consul).Seconds()/restFor.Seconds(), "% of a core", goal{})
+		b.report.add("push/"+s.name+"/rest", 100*(after.consul-before[i].consul).Seconds()/restFor.Seconds(),
+			"% of a core", goal{})
 		memory, err := rss(s.consul.proc.Pid)
 		if err != nil {
 			return err
 		}
 		b.report.add("push/"+s.name+"/consul-rss", float64(memory)/mega, "MiB", goal{})
-		b.report.add("push/"+s.name+"/rest-requests", (after.requests-before[i].requests)/restFor.Seconds(), "requests/s", goal{})
+		b.report.add("push/"+s.name+"/rest-requests", (after.requests-before[i].requests)/restFor.Seconds(),
+			"requests/s", goal{})
 	}
 	return nil
 }
 
-// standingQueries returns how many queries a Consul server holds open.
 func standingQueries(ctx context.Context, addr string) (float64, error) {
 	const gauge = "consul_rpc_queries_blocking "
 	page, err := cluster.Get(ctx, "http://"+addr+"/v1/agent/metrics?format=prometheus")
@@ -280,7 +278,8 @@ func standingQueries(ctx context.Context, addr string) (float64, error) {
 	return 0, fmt.Errorf("telemetry of %s has no %s", addr, gauge)
 }
 
-// memoryDir is where files are kept in memory: a thousand nodes have a thousand disks, and here they would wait for one.
+// memoryDir returns a directory in memory, or "": all simulated nodes would wait for one disk, and real ones have their
+// own.
 func memoryDir() string {
 	const dir = "/dev/shm"
 	if info, err := os.Stat(dir); err == nil && info.IsDir() {

@@ -13,17 +13,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// recoveryLimit is how long replacing everything may take, in seconds.
 const recoveryLimit = 4
 
-// noRecovery is when the benchmark gives up: then nodes that are lost are not replaced at all.
+// noRecovery: the farm does not replace lost pods at all.
 const noRecovery = 45 * time.Second
 
-// replicas of each controller in recovery and storm.
 const replicas = 10
 
-// recoveryBench loses a fifth of the nodes at once: those whose preparers use one Consul agent, which is killed. The clock
-// starts when Consul says so, which gossip decides, and stops when every lost pod has an intent elsewhere.
+// recoveryBench loses a fifth of the nodes at once: their preparers use one Consul agent, which is killed. The time
+// begins when Consul reports the failure, because that moment depends on gossip. It ends when every lost pod has an
+// intent on another node.
 func recoveryBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -78,7 +77,6 @@ func recoveryBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// intentsOn counts the intents on nodes whose names have a prefix.
 func (w *world) intentsOn(ctx context.Context, prefix string) (int, error) {
 	keys, err := w.client.Keys(ctx, strings.TrimSuffix(w.keys.Intents.Below(prefix), "/"))
 	n := 0
@@ -90,8 +88,8 @@ func (w *world) intentsOn(ctx context.Context, prefix string) (int, error) {
 	return n, err
 }
 
-// recovered returns how long it takes from the nodes being free of their preparers, as Consul shows it, until every pod has
-// an intent on a node that stayed. Only names are read: reading all placements would keep half a core busy.
+// recovered returns the time from the loss of the nodes' preparers until every pod has an intent elsewhere. It reads
+// names, because reading all placements would keep half a core busy.
 func (w *world) recovered(ctx context.Context, gone *simnode.Fleet, pods int) (time.Duration, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, noRecovery, errors.New("the pods were not replaced"))
 	defer cancel()

@@ -11,19 +11,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// levels are how many transactions the reference keeps in flight; the best counts.
+// levels are the numbers of transactions in flight. The fastest level counts.
 var levels = []int{1, 2, 4, 8, 16}
 
-// plain is one recorded batch as transactions without any meaning: the same number of operations, the same bytes.
+// plain is one recorded batch as operations of the same number and size that mean nothing to a farm.
 type plain struct {
 	read  []string // keys that are read before, in one transaction; none: nothing is read
 	write []consul.Op
 }
 
-// reference writes what a farm has written, as plain transactions, and returns the shortest time that any number in flight
-// takes. With reads, each write is preceded by one transaction that reads the controller's record, bell and status and the
-// reservations that it writes: the least that any compare-and-set must know.
-func (w *world) reference(ctx context.Context, a *agent, batches []*store.Batch, reads bool) (best, cpu time.Duration, atOnce int, err error) {
+// reference writes a farm's batches again as plain transactions, and returns the shortest time of all levels. If reads
+// is true, each write follows a transaction that reads the controller's record, bell and status, and the batch's
+// reservations: what any compare-and-set of such a batch must read.
+func (w *world) reference(ctx context.Context, a *agent, batches []*store.Batch,
+	reads bool,
+) (best, cpu time.Duration, atOnce int, err error) {
 	for _, n := range levels {
 		took, used, err := w.replay(ctx, a, batches, reads, n)
 		if err != nil {
@@ -36,7 +38,9 @@ func (w *world) reference(ctx context.Context, a *agent, batches []*store.Batch,
 	return best, cpu, atOnce, nil
 }
 
-func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, reads bool, atOnce int) (took, cpu time.Duration, err error) {
+func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, reads bool,
+	atOnce int,
+) (took, cpu time.Duration, err error) {
 	var sc scope
 	defer sc.close()
 	fresh, err := newWorld(ctx, &sc, w.addr)
@@ -71,7 +75,7 @@ func (w *world) replay(ctx context.Context, a *agent, batches []*store.Batch, re
 	return time.Since(started), spent(a) - before, err
 }
 
-// plain translates a batch. Its conditions become as many conditions on one key that never changes.
+// plain makes each condition of a batch a condition on one key that never changes.
 func (w *world) plain(to *store.Keys, b *store.Batch, index uint64) (plain, error) {
 	p := plain{read: []string{w.keys.RCs.Key(b.RCID), w.keys.Bells.Key(b.RCID), w.keys.Statuses.Key(b.RCID)}}
 	conditions := 3 // fence and record

@@ -16,16 +16,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Goals of rollout.
 const (
-	overheadSeconds = 0.5 // of a stage, beyond what its pods take to start and to stop
+	overheadSeconds = 0.5 // of a stage, beyond the time that its pods take to start and to stop
 	manyOverOne     = 2   // times the duration
 )
 
-// podTime is how long a pod of a rollout takes to become available, and to stop: it is so short that what is left is the farm's.
+// podTime is short, so that farms cause most of the measured time.
 const podTime = 20 * time.Millisecond
 
-// rolloutBench measures what farms add to the stages of a rollout, and whether many at once wait for each other.
 func rolloutBench(ctx context.Context, b *bench) error {
 	if b.wants("large") {
 		if err := b.largeRollout(ctx); err != nil {
@@ -40,7 +38,6 @@ func rolloutBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// largeRollout replaces a service of a thousand replicas, a tenth at a time.
 func (b *bench) largeRollout(ctx context.Context) error {
 	var sc scope
 	defer sc.close()
@@ -67,7 +64,6 @@ func (b *bench) largeRollout(ctx context.Context) error {
 	return nil
 }
 
-// manyRollouts compares one rollout of a small service with many of them at once.
 func (b *bench) manyRollouts(ctx context.Context) error {
 	var sc scope
 	defer sc.close()
@@ -87,7 +83,9 @@ func (b *bench) manyRollouts(ctx context.Context) error {
 		}
 		return group.Wait()
 	}
-	if err := each(func(ctx context.Context, name string) error { return w.serve(ctx, name, 1, replicas) }); err != nil {
+	if err := each(func(ctx context.Context, name string) error {
+		return w.serve(ctx, name, 1, replicas)
+	}); err != nil {
 		return err
 	}
 	one, _, err := w.roll(ctx, names[0], 2, replicas)
@@ -109,7 +107,8 @@ func (b *bench) manyRollouts(ctx context.Context) error {
 }
 
 func (b *bench) rolloutWorld(ctx context.Context, sc *scope) (*world, spenders, error) {
-	dev, w, err := b.startWorld(ctx, sc, manyClients, simnode.Fleet{Name: "n", Size: b.nodes / 2, Groups: changeGroups, StartTime: podTime})
+	dev, w, err := b.startWorld(ctx, sc, manyClients,
+		simnode.Fleet{Name: "n", Size: b.nodes / 2, Groups: changeGroups, StartTime: podTime})
 	if err != nil {
 		return nil, spenders{}, err
 	}
@@ -120,7 +119,6 @@ func (b *bench) rolloutWorld(ctx context.Context, sc *scope) (*world, spenders, 
 	return w, spenders{dev, farm}, farm.events.seen(ctx, syncedLine)
 }
 
-// revision is the controller of one revision of a service, which is a unit.
 func revision(unit, service string, rev int64, replicas int) (rc.RC, []byte, error) {
 	return controller(fmt.Sprintf("%s-r%d", service, rev), replicas, 0, func(r *rc.RC) {
 		r.ID = rc.RevisionID(unit, rev)
@@ -129,7 +127,7 @@ func revision(unit, service string, rev int64, replicas int) (rc.RC, []byte, err
 	})
 }
 
-// serve makes the first revision of a service, as its rollout would have left it, and returns when all of its pods are available.
+// serve makes the first revision of a service as after its rollout, and returns when all pods are available.
 func (w *world) serve(ctx context.Context, service string, rev int64, replicas int) error {
 	r, canonical, err := revision(store.NewID(), service, rev, replicas)
 	if err != nil {
@@ -151,8 +149,10 @@ func (w *world) serve(ctx context.Context, service string, rev int64, replicas i
 	})
 }
 
-// roll begins a rollout of a service from its only controller to another one, and returns how long it took and in how many stages.
-func (w *world) roll(ctx context.Context, service string, rev int64, replicas int) (took time.Duration, stages int, err error) {
+// roll begins a rollout of a service to another revision, and returns how long it took, and its number of stages.
+func (w *world) roll(ctx context.Context, service string, rev int64,
+	replicas int,
+) (took time.Duration, stages int, err error) {
 	d, err := w.deployment(ctx, service, rev, replicas)
 	if err != nil {
 		return 0, 0, err
@@ -175,7 +175,8 @@ func (w *world) roll(ctx context.Context, service string, rev int64, replicas in
 		if rec.Value.State != rollout.Progressing {
 			return fmt.Errorf("the rollout of %s is %s: %s", service, rec.Value.State, rec.Value.Reason)
 		}
-		return fmt.Errorf("the rollout of %s is in stage %d of %d, phase %s", service, rec.Value.Stage, rec.Value.Stages, rec.Value.Phase)
+		return fmt.Errorf("the rollout of %s is in stage %d of %d, phase %s", service,
+			rec.Value.Stage, rec.Value.Stages, rec.Value.Phase)
 	})
 	if err != nil {
 		return 0, 0, err
@@ -183,7 +184,6 @@ func (w *world) roll(ctx context.Context, service string, rev int64, replicas in
 	return took, stages, w.rolled(ctx, &d, replicas)
 }
 
-// rolled says what is wrong after a rollout has ended.
 func (w *world) rolled(ctx context.Context, d *store.Deploy, replicas int) error {
 	next, err := w.store.RCs.Get(ctx, store.Consistent, d.RCs[len(d.RCs)-1].Value.ID)
 	if err == nil && next.Value.Desired() != replicas {
@@ -192,8 +192,11 @@ func (w *world) rolled(ctx context.Context, d *store.Deploy, replicas int) error
 	return err
 }
 
-// rollAll is roll for many services at once. One look is at all of them: fifty who look, each for itself, would be as busy as the farm.
-func (w *world) rollAll(ctx context.Context, services []string, rev int64, replicas int) (took time.Duration, stages int, err error) {
+// rollAll is roll for many services. One poll reads all rollouts, because fifty polls would take as much processor time
+// as the farm.
+func (w *world) rollAll(ctx context.Context, services []string, rev int64,
+	replicas int,
+) (took time.Duration, stages int, err error) {
 	begins, units := make([]store.Deploy, len(services)), make([]string, len(services))
 	for i, service := range services {
 		if begins[i], err = w.deployment(ctx, service, rev, replicas); err != nil {
@@ -215,7 +218,8 @@ func (w *world) rollAll(ctx context.Context, services []string, rev int64, repli
 		if err != nil {
 			return err
 		}
-		if left := len(slices.DeleteFunc(keys, func(key string) bool { return !slices.Contains(units, path.Base(key)) })); left > 0 {
+		if left := len(slices.DeleteFunc(keys,
+			func(key string) bool { return !slices.Contains(units, path.Base(key)) })); left > 0 {
 			return fmt.Errorf("%d of %d rollouts are under way", left, len(services))
 		}
 		took = time.Since(began)
@@ -232,25 +236,28 @@ func (w *world) rollAll(ctx context.Context, services []string, rev int64, repli
 	return took, stages, nil
 }
 
-// underWay says where rollouts are that have not ended in time.
 func (w *world) underWay(ctx context.Context, units []string) error {
 	var all []error
 	for _, unit := range units {
 		if rec, err := w.store.Rollouts.Get(ctx, store.Consistent, unit); err == nil {
 			r := &rec.Value
-			all = append(all, fmt.Errorf("the rollout of %s is %s in stage %d of %d, phase %s: %s", r.Service, r.State, r.Stage, r.Stages, r.Phase, r.Reason))
+			all = append(all, fmt.Errorf("the rollout of %s is %s in stage %d of %d, phase %s: %s", r.Service, r.State,
+				r.Stage, r.Stages, r.Phase, r.Reason))
 		}
 	}
 	return errors.Join(all...)
 }
 
-// deployment is the transaction that begins a rollout of a service to one more revision, a tenth of its pods at a time.
+// deployment returns the transaction that begins a rollout to one more revision, a tenth of the pods at a time.
 func (w *world) deployment(ctx context.Context, service string, rev int64, replicas int) (store.Deploy, error) {
 	schema, err := w.store.Schema.Get(ctx, store.Default)
 	if err != nil {
 		return store.Deploy{}, err
 	}
-	start := rollout.Start{ID: store.NewID(), Service: service, By: "bench", Now: time.Now().UTC(), Epoch: schema.Value.Epoch}
+	start := rollout.Start{
+		ID: store.NewID(), Service: service, By: "bench",
+		Now: time.Now().UTC(), Epoch: schema.Value.Epoch,
+	}
 	unit, indices := "", map[string]uint64{}
 	recs, _, err := w.store.RCs.List(ctx, store.Default)
 	if err != nil {

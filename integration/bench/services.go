@@ -8,9 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// newService makes a unit: a service with a revision for each number of replicas, all of which have pods while no
-// rollout is in charge. A fifth of its pods may be unavailable, or more where the minimum would be beyond what a
-// record may say.
+// newService makes a service with a revision for each number of replicas, and no rollout. A fifth of the pods may be
+// unavailable, or more if the minimum would exceed the largest minimum of a record.
 func newService(unit, name string, replicas ...int) ([]made, error) {
 	total := 0
 	for _, n := range replicas {
@@ -28,7 +27,6 @@ func newService(unit, name string, replicas ...int) ([]made, error) {
 	return all, nil
 }
 
-// newServices makes so many of them.
 func newServices(name string, n int, replicas ...int) (all []made, err error) {
 	for i := range n {
 		revisions, err := newService(store.NewID(), fmt.Sprintf("%s-%05d", name, i), replicas...)
@@ -40,7 +38,6 @@ func newServices(name string, n int, replicas ...int) (all []made, err error) {
 	return all, nil
 }
 
-// unitsOf returns the units of some controllers, each once.
 func unitsOf(rcs []rc.RC) []string {
 	return rc.UnitsOf(field.Each(rcs, func(r rc.RC) string { return r.ID }))
 }

@@ -17,27 +17,25 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// spenders are the programs whose processor time is counted besides this one's.
+// spenders are the programs, besides this one, whose processor time is counted.
 type spenders struct {
 	consul *agent
 	farm   *process
 }
 
-// spending is what they have used so far.
 type spending struct {
 	farm, consul, nodes time.Duration
-	requests            float64            // that Consul has answered, those for liveness left out
-	did                 map[string]float64 // by the farm, by what; see deeds
+	requests            float64            // that Consul has answered, without requests for liveness
+	did                 map[string]float64 // what the farm has done; see deeds
 }
 
-// deeds are what a farm counts of its work, by what a report calls it: unlike times they do not depend on what else the machine does.
+// deeds has the metrics of a farm's work, by their names in a report. They do not depend on the machine's other work.
 var deeds = map[string]string{
 	"passes":  "rcfarm_farm_passes_total",   // looks at controllers
 	"batches": "rcfarm_farm_batches_total",  // their write transactions
-	"steps":   "rcfarm_rollout_steps_total", // those of rollouts
+	"steps":   "rcfarm_rollout_steps_total", // steps of rollouts
 }
 
-// didSoFar reads the farm's own metrics.
 func didSoFar(ctx context.Context, farm *process) (map[string]float64, error) {
 	page, err := cluster.Get(ctx, "http://"+farm.debug+"/metrics")
 	if err != nil {
@@ -52,7 +50,7 @@ func didSoFar(ctx context.Context, farm *process) (map[string]float64, error) {
 	return did, nil
 }
 
-// sumOf adds up a metric of a page for Prometheus, whatever its labels, if it has any.
+// sumOf adds up a metric's values, of all labels.
 func sumOf(page, metric string) (sum float64, err error) {
 	for line := range strings.Lines(page) {
 		rest, ok := strings.CutPrefix(strings.TrimSpace(line), metric)
@@ -75,15 +73,18 @@ func (s spenders) now(ctx context.Context) (now spending, err error) {
 	var unread error
 	now.did, unread = didSoFar(ctx, s.farm)
 	err = errors.Join(err, unread)
-	for pid, to := range map[int]*time.Duration{s.farm.cmd.Process.Pid: &now.farm, s.consul.proc.Pid: &now.consul, os.Getpid(): &now.nodes} {
+	for pid, to := range map[int]*time.Duration{
+		s.farm.cmd.Process.Pid: &now.farm,
+		s.consul.proc.Pid:      &now.consul, os.Getpid(): &now.nodes,
+	} {
 		used, e := cpu(pid)
 		*to, err = used, errors.Join(err, e)
 	}
 	return now, err
 }
 
-// metered carries something out in a number of steps, which it returns, and reports what that took of processor time and requests: times
-// depend on what else the machine does. It takes CPU profiles, if these are asked for.
+// metered reports the processor time, the requests and the deeds for each step of do, because do's own time depends on
+// the machine's other work.
 func (b *bench) metered(ctx context.Context, name string, who spenders, do func() (steps int, err error)) error {
 	before, err := who.now(ctx)
 	if err != nil {
@@ -112,7 +113,6 @@ func (b *bench) metered(ctx context.Context, name string, who spenders, do func(
 	return nil
 }
 
-// profileAll starts CPU profiles of this program, Consul and a farm, if profiles are asked for.
 func (b *bench) profileAll(ctx context.Context, name string, who spenders) (stop func() error, err error) {
 	if b.profiles == "" {
 		return func() error { return nil }, nil
@@ -133,7 +133,7 @@ func (b *bench) profileAll(ctx context.Context, name string, who spenders) (stop
 	}, nil
 }
 
-// profileInPieces takes one CPU profile of another program after the other until ctx ends: a request has a limit, and what is measured none.
+// profileInPieces takes CPU profiles until ctx ends, because a single request could not be as long as a measurement.
 // `go tool pprof` joins them.
 func (b *bench) profileInPieces(ctx context.Context, name, addr string) error {
 	for i := 0; ctx.Err() == nil; i++ {

@@ -17,15 +17,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// stormLasts is how long the changes of a storm are spread over.
 const stormLasts = time.Second
 
-// stormLimit bounds the wait for the farm's view.
 const stormLimit = 60 * time.Second
 
-// stormBench changes every node's record and every pod's reality within a second and measures what that costs a real farm
-// process. Its view of the realities is current when every status tells the news; its view of the nodes, when a pod runs
-// that only the node written last may take.
+// stormBench changes every node's record and every pod's reality within a second, and measures what a farm process
+// makes of it. The farm's view of the realities is current when every status has the change. Its view of the nodes is
+// current when it has placed a pod that only the node that was written last may take.
 func stormBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -58,14 +56,14 @@ func stormBench(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := wait.Pause(ctx, 5*time.Second); err != nil { // what went before comes to rest
+	if err := wait.Pause(ctx, 5*time.Second); err != nil { // the effects of earlier writes end
 		return err
 	}
 	b.report.add("storm/realities", float64(pods), "records", goal{})
 	return b.weather(ctx, w, farm, link, probe[0].ID, txns)
 }
 
-// storm prepares the transactions: each node's record with a new label, each reality with another availability.
+// storm prepares each node's record with a new label, and each reality with another availability.
 func (w *world) storm(ctx context.Context) (txns [][]consul.Op, pods int, err error) {
 	nodes, _, err := w.store.Nodes.List(ctx, store.Default)
 	if err != nil {
@@ -89,7 +87,8 @@ func (w *world) storm(ctx context.Context) (txns [][]consul.Op, pods int, err er
 		if err != nil {
 			return nil, 0, err
 		}
-		add(consul.Set(w.keys.Realities.Key(r.Node, r.Identity.String()), data), consul.Set(w.keys.Bells.Key(r.RCID), []byte(store.NewID())))
+		add(consul.Set(w.keys.Realities.Key(r.Node, r.Identity.String()), data),
+			consul.Set(w.keys.Bells.Key(r.RCID), []byte(store.NewID())))
 		if i < len(nodes) {
 			last := i == len(nodes)-1 || i == len(realities)-1
 			op, err := w.relabel(nodes[i], last)
@@ -102,7 +101,6 @@ func (w *world) storm(ctx context.Context) (txns [][]consul.Op, pods int, err er
 	return append(txns, ops), len(realities), nil
 }
 
-// relabel is the write of a preparer whose host's labels changed.
 func (w *world) relabel(rec store.Rec[node.Node], last bool) (consul.Op, error) {
 	n := rec.Value
 	n.Labels = maps.Clone(n.Labels)
@@ -114,7 +112,9 @@ func (w *world) relabel(rec store.Rec[node.Node], last bool) (consul.Op, error) 
 	return consul.Lock(w.keys.Nodes.Key(n.Name), data, rec.Session), err
 }
 
-func (b *bench) weather(ctx context.Context, w *world, farm *process, link *proxy, probe string, txns [][]consul.Op) error {
+func (b *bench) weather(ctx context.Context, w *world, farm *process, link *proxy,
+	probe string, txns [][]consul.Op,
+) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, stormLimit, errors.New("the farm's view does not become current"))
 	defer cancel()
 	pid := farm.cmd.Process.Pid
@@ -150,7 +150,7 @@ func (b *bench) weather(ctx context.Context, w *world, farm *process, link *prox
 	return nil
 }
 
-// current returns how long after the storm the farm has seen the last node, and the last reality.
+// current returns how long after the storm the farm had seen the last node, and the last reality.
 func (w *world) current(ctx context.Context, probe string, over time.Time) (nodes, realities time.Duration, err error) {
 	const pace = 20 * time.Millisecond
 	err = every(ctx, pace, func() error {

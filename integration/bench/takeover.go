@@ -14,29 +14,27 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// changedRCs is how many controllers of a killed farm are changed when it dies.
 const changedRCs = 50
 
-// takeover is how others take over from a killed farm. Times are since the kill.
+// takeover has times since the kill.
 type takeover struct {
 	started     time.Time
 	units       int // of the killed farm
 	controllers int
-	// session is when Consul ended the session of the killed farm, which deletes its member record.
+	// session is when Consul ended the killed farm's session, which deletes its member record.
 	session time.Duration
-	// firstLock is when the lock of one of the changed units was taken. They come first, after the list of all locks.
+	// firstLock is when a changed unit's lock was taken. Farms list all locks, and take these first.
 	firstLock time.Duration
-	// lastLock is when the last of the others has logged that it has a unit.
+	// lastLock is when the other farms logged the last claim of a unit.
 	lastLock time.Duration
-	// firstChange and lastChange are when the placements of the changed controllers could be read.
+	// firstChange and lastChange are when placements of the changed controllers could be read.
 	firstChange, lastChange time.Duration
-	// owned is when a list of all locks has shown that each unit has another owner. It is not read before the last
-	// change.
+	// owned is when a list has shown that all locks have another owner. It is not read before the last change.
 	owned time.Duration
 }
 
-// killFirst kills the first of some farms, changes some of its controllers in the same moment, and returns when others
-// own all of its units.
+// killFirst kills the first farm, changes some of its controllers at the same moment, and returns when others own all
+// of its units.
 func (w *world) killFirst(ctx context.Context, rcs []rc.RC, farms []*process) (*takeover, error) {
 	before, err := w.owners(ctx)
 	if err != nil {
@@ -75,7 +73,7 @@ func (w *world) killFirst(ctx context.Context, rcs []rc.RC, farms []*process) (*
 	if err := w.changeSome(ctx, t, some); err != nil {
 		return nil, err
 	}
-	// Not before: each look lists all locks, some megabytes, on the processors that the farms take over with.
+	// Only now, because each list of all locks has megabytes, and takes processor time from the farms.
 	if err := w.allOwned(ctx, t, before, victim); err != nil {
 		return nil, err
 	}
@@ -88,7 +86,6 @@ func (w *world) killFirst(ctx context.Context, rcs []rc.RC, farms []*process) (*
 	return t, nil
 }
 
-// moment is when something was seen first.
 type moment struct {
 	mu sync.Mutex
 	at time.Time
@@ -102,7 +99,7 @@ func (m *moment) seen() {
 	}
 }
 
-// since returns how long after another moment it was; zero: it was not seen.
+// since returns zero if the moment was not seen.
 func (m *moment) since(start time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,7 +109,7 @@ func (m *moment) since(start time.Time) time.Duration {
 	return m.at.Sub(start)
 }
 
-// watchDeath watches the member record of a farm and, so that it costs little, the locks of a few units only.
+// watchDeath watches a farm's member record, and a few units' locks, because more would cost too much.
 func (w *world) watchDeath(
 	ctx context.Context, sc *scope, farm, session string, units []string,
 ) (ended, taken *moment) {
@@ -131,7 +128,7 @@ func (w *world) watchDeath(
 			ended.seen()
 		}
 	})
-	for _, unit := range units[max(0, len(units)-few):] { // those changed last
+	for _, unit := range units[max(0, len(units)-few):] { // the units that are changed last
 		watch(w.keys.Locks.Key(unit), func(pairs []consul.Pair) {
 			if len(pairs) > 0 && pairs[0].Session != "" && pairs[0].Session != session {
 				taken.seen()
@@ -141,7 +138,6 @@ func (w *world) watchDeath(
 	return ended, taken
 }
 
-// report says how it went, step by step. What the goals are about is left to the benchmarks.
 func (t *takeover) report(to *report, prefix string) {
 	to.add(prefix+"lost-units", float64(t.units), "units", goal{})
 	to.add(prefix+"lost-controllers", float64(t.controllers), "controllers", goal{})
@@ -160,7 +156,6 @@ func (t *takeover) report(to *report, prefix string) {
 	}
 }
 
-// owners returns the session that holds each unit's lock.
 func (w *world) owners(ctx context.Context) (map[string]string, error) {
 	pairs, err := w.client.List(ctx, w.keys.Locks.Key(), consul.Default)
 	locked := map[string]string{}
@@ -172,14 +167,12 @@ func (w *world) owners(ctx context.Context) (map[string]string, error) {
 	return locked, err
 }
 
-// ownedBy reports whether the status of a controller names a farm as its owner.
 func (w *world) ownedBy(ctx context.Context, id, farm string) bool {
 	st, err := w.store.Statuses.Get(ctx, store.Default, id)
 	return err == nil && st.Value.Owner == farm
 }
 
-// allOwned waits until none of the locks is the victim's or nobody's. It lists all of them, which is work, and so not
-// often.
+// allOwned waits until every lock has an owner other than the victim. It asks rarely: each time it lists all locks.
 func (w *world) allOwned(ctx context.Context, t *takeover, before map[string]string, victim string) error {
 	const rare = 100 * time.Millisecond
 	return every(ctx, rare, func() error {
@@ -201,7 +194,6 @@ func (w *world) allOwned(ctx context.Context, t *takeover, before map[string]str
 	})
 }
 
-// changeSome adds a replica to some controllers and waits until all of those have their placements.
 func (w *world) changeSome(ctx context.Context, t *takeover, rcs []rc.RC) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the changes had no effect"))
 	defer cancel()

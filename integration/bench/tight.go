@@ -10,26 +10,25 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// tightShare is the goal of tight: of the rate on empty nodes.
 const tightShare = 0.5
 
-// What the nodes of tight have, in thousandths of a core: one pod that fills four of five to the last, and leaves room on each fifth. So 95 % are taken.
+// CPU of the nodes of tight, in thousandths of a core. First, a pod on each node fills four of five nodes, and part of
+// every fifth: 95 % of the CPU are taken.
 const (
 	tightFill  = 9000
-	tightLarge = 11_500 // each fifth node
+	tightLarge = 11_500 // CPU of each fifth node
 	tightEach  = 4      // replicas of a controller
 )
 
-// tightSizes are what the pods take. Together they take three quarters of what is left.
+// Together the pods take three quarters of what is left.
 var tightSizes = []int64{50, 100, 150, 200, 400}
 
-// tightRun is one measurement.
 type tightRun struct {
 	took, cpu time.Duration
 	refused   int
 }
 
-// tightBench measures what it costs to find the little room that is left, beside the same on empty nodes.
+// tightBench compares the time to find the little capacity that is left with the time for the same pods on empty nodes.
 func tightBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -59,7 +58,6 @@ func tightBench(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// placeTight returns how long it takes to place pods of all sizes in a world of its own, and the CPU of farm and Consul.
 func (b *bench) placeTight(ctx context.Context, dev *agent, name string, full bool) (run tightRun, err error) {
 	var sc scope
 	defer sc.close()

@@ -12,14 +12,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Goals of unit, besides slowestMS for the changes.
+// The changes have the goal slowestMS.
 const (
 	unitLookMS = 1000
 	unitRSS    = 150
 )
 
-// unitBench measures the looks at one large service, of whose pods a tenth are crash-looping and report that all the
-// time, and what it costs the others of its farm: changes among many small controllers, as in change.
+// unitBench measures the looks at one large service, of which a tenth crash-loops, and how much the service slows down
+// changes of its farm's other units.
 func unitBench(ctx context.Context, b *bench) error {
 	var sc scope
 	defer sc.close()
@@ -55,7 +55,6 @@ func unitBench(ctx context.Context, b *bench) error {
 	return b.lookAtUnit(ctx, w, farm, small)
 }
 
-// lookAtUnit measures the farm while only the large unit changes, and then while small controllers do as well.
 func (b *bench) lookAtUnit(ctx context.Context, w *world, farm *process, small []rc.RC) error {
 	stop := b.watchLooks(ctx, farm)
 	paused := wait.Pause(ctx, b.unitFor)
@@ -79,7 +78,7 @@ func (b *bench) lookAtUnit(ctx context.Context, w *world, farm *process, small [
 	b.report.add("unit/look-worst", percentile(alone.ms, 100), "ms", below(unitLookMS))
 	b.report.add("unit/looks", float64(len(alone.ms))/alone.lasted.Seconds(), "1/s", goal{})
 	b.report.add("unit/farm-cpu", 100*alone.cpu.Seconds()/alone.lasted.Seconds(), "% of a core", goal{})
-	// Unlike the time of a look, this depends little on what else the machine does.
+	// Unlike the time of a look, this depends little on the machine's other work.
 	b.report.add("unit/farm-cpu-per-look", 1000*alone.cpu.Seconds()/float64(len(alone.ms)), "ms", goal{})
 	b.report.add("unit/look-worst-beside-changes", percentile(beside.ms, 100), "ms", goal{})
 	b.report.add("unit/change-p50", median(took), "ms", goal{})
@@ -88,8 +87,8 @@ func (b *bench) lookAtUnit(ctx context.Context, w *world, farm *process, small [
 	return nil
 }
 
-// startLooping makes a service of several revisions with so many pods each, and returns when those of its pods that
-// are to be crash-looping are, and the others available.
+// startLooping makes a service with these pods in each revision. It returns when a share of the pods crash-loops, and
+// the others are available.
 func (w *world) startLooping(ctx context.Context, unit string, revisions, pods int) error {
 	replicas := make([]int, revisions)
 	for i := range replicas {

@@ -16,7 +16,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// world is one cluster's records in a Consul, below a prefix of its own.
 type world struct {
 	addr   string // of Consul, without delay
 	keys   *store.Keys
@@ -24,7 +23,7 @@ type world struct {
 	store  *store.Store
 }
 
-// newWorld makes the shared records, old enough that farms do not wait for nodes to report (R1).
+// newWorld makes the shared records. Their epoch is so old that farms do not hold (R1).
 func newWorld(ctx context.Context, sc *scope, addr string) (*world, error) {
 	keys, err := store.NewKeys("bench-" + store.NewID() + "/")
 	if err != nil {
@@ -51,12 +50,11 @@ func newWorld(ctx context.Context, sc *scope, addr string) (*world, error) {
 	return w, err
 }
 
-// connect returns a client with the connection limit of one daemon.
 func (w *world) connect(sc *scope, addr string) (*consul.Client, *store.Store, error) {
 	return w.connectBy(sc, addr, 0)
 }
 
-// connectBy is connect with so many connections; zero: those of one daemon.
+// connectBy is like connect, with this number of connections; zero: one daemon's limit.
 func (w *world) connectBy(sc *scope, addr string, conns int) (*consul.Client, *store.Store, error) {
 	client, err := consul.New(consul.Config{Address: addr, CallTimeout: callTimeout, MaxConns: conns})
 	if err != nil {
@@ -66,28 +64,28 @@ func (w *world) connectBy(sc *scope, addr string, conns int) (*consul.Client, *s
 	return client, store.New(client, w.keys), nil
 }
 
-// callTimeout is longer than the daemons' own: a machine that is busy with everything at once must not end a measurement.
+// callTimeout is longer than the daemons' own: a busy machine must not end a measurement.
 const callTimeout = 20 * time.Second
 
-// background runs something until the scope ends.
 func background(ctx context.Context, sc *scope, run func(ctx context.Context) error) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = run(ctx) // what it should have done is awaited elsewhere
+		_ = run(ctx) // other code waits for its effect
 	}()
 	sc.add(func() { cancel(); <-done })
 }
 
-// patientTTL keeps sessions alive on a machine where everybody shares two cores, where no failure is measured.
+// With patientTTL sessions do not end although all programs share a few cores. It is for parts without failures.
 const patientTTL = 15 * time.Second
 
-// startTime is how long a simulated pod takes to start. A real one is no faster.
+// startTime is how long a simulated pod takes to start.
 const startTime = time.Second
 
-// startWorld starts a Consul in dev mode, with more configuration, and nodes in a world of it.
-func (b *bench) startWorld(ctx context.Context, sc *scope, conf map[string]any, nodes simnode.Fleet) (*agent, *world, error) {
+func (b *bench) startWorld(ctx context.Context, sc *scope, conf map[string]any,
+	nodes simnode.Fleet,
+) (*agent, *world, error) {
 	dev, err := b.startDev(ctx, sc, conf)
 	if err != nil {
 		return nil, nil, err
@@ -100,10 +98,9 @@ func (b *bench) startWorld(ctx context.Context, sc *scope, conf map[string]any, 
 	return dev, w, err
 }
 
-// racks is how many values the label rack has among the nodes.
 const racks = 20
 
-// fleet runs n simulated nodes and returns when their records are written.
+// fleet runs simulated nodes, and returns when their records are written.
 func (w *world) fleet(ctx context.Context, sc *scope, f simnode.Fleet) (*simnode.Fleet, error) {
 	var err error
 	if f.Client == nil {
@@ -138,13 +135,14 @@ func (w *world) fleet(ctx context.Context, sc *scope, f simnode.Fleet) (*simnode
 	}
 }
 
-// controller returns a record with a manifest of its own, whose pods take some thousandths of a core each.
+// controller returns a record and its manifest. cpu is in thousandths of a core, for each pod.
 func controller(name string, replicas int, cpu int64, change func(*rc.RC)) (rc.RC, []byte, error) {
 	m := &manifest.Manifest{
 		Version: 1, ID: name, MinReady: new(field.Duration), Labels: map[string]string{"team": "bench"},
 		Launchables: []manifest.Launchable{{
-			Name:      "main",
-			Artifact:  manifest.Artifact{Kind: manifest.ArtifactTar, URL: "https://artifacts.example/" + name + ".tar.gz", SHA256: fmt.Sprintf("%064d", 1)},
+			Name: "main",
+			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "https://artifacts.example/" + name +
+				".tar.gz", SHA256: fmt.Sprintf("%064d", 1)},
 			Env:       map[string]string{"LOG_LEVEL": "info", "REGION": "here"},
 			Resources: manifest.Resources{CPU: manifest.Millicores(cpu)},
 		}},
@@ -163,12 +161,12 @@ func controller(name string, replicas int, cpu int64, change func(*rc.RC)) (rc.R
 	return r, canonical, nil
 }
 
-// create writes n controllers as their operators would, but many to a transaction.
+// create writes the records of n new controllers, many in one transaction.
 func (w *world) create(ctx context.Context, name string, n, replicas int, change func(*rc.RC)) ([]rc.RC, error) {
 	return w.createSized(ctx, name, n, replicas, 0, change)
 }
 
-// createSized is create for pods that take some thousandths of a core each.
+// createSized is like create. cpu is in thousandths of a core, for each pod.
 func (w *world) createSized(
 	ctx context.Context, name string, n, replicas int, cpu int64, change func(*rc.RC),
 ) ([]rc.RC, error) {
@@ -183,13 +181,11 @@ func (w *world) createSized(
 	return w.createAll(ctx, all)
 }
 
-// made is a new controller with its manifest.
 type made struct {
 	rc        rc.RC
 	canonical []byte
 }
 
-// createAll writes new controllers, many at once.
 func (w *world) createAll(ctx context.Context, all []made) ([]rc.RC, error) {
 	rcs := make([]rc.RC, len(all))
 	const perRC = 5
@@ -209,7 +205,7 @@ func (w *world) createAll(ctx context.Context, all []made) ([]rc.RC, error) {
 	return rcs, simnode.CommitAll(ctx, w.client, append(txns, ops))
 }
 
-// creation is what one operator's transaction holds.
+// creation returns what an operator's transaction has.
 func (w *world) creation(r rc.RC, canonical []byte) ([]consul.Op, error) {
 	record, err := json.Marshal(r)
 	if err != nil {
@@ -230,7 +226,7 @@ func (w *world) creation(r rc.RC, canonical []byte) ([]consul.Op, error) {
 	}, err
 }
 
-// every asks for a condition at the given pace until it holds; the error says what was missing at the end.
+// every asks for a condition until it holds. When ctx ends, the error has what was missing.
 func every(ctx context.Context, pace time.Duration, condition func() error) error {
 	ticker := time.NewTicker(pace)
 	defer ticker.Stop()
@@ -247,8 +243,8 @@ func every(ctx context.Context, pace time.Duration, condition func() error) erro
 	}
 }
 
-// sparingly looks until the condition holds, after pauses of a fiftieth of what has passed since began, 10 ms at least: what is
-// measured comes out at most 2 % too long, and the many looks do not take part in what they look at.
+// sparingly asks for a condition until it holds, and pauses for a fiftieth of the time since began, and at least 10 ms.
+// So measured times are at most 2 % or 10 ms too long, and the checks cost little.
 func sparingly(ctx context.Context, began time.Time, condition func() error) error {
 	for {
 		err := condition()
@@ -261,8 +257,7 @@ func sparingly(ctx context.Context, began time.Time, condition func() error) err
 	}
 }
 
-// converged waits until every controller says that it has what is desired of it. It lists all statuses, and so the more
-// rarely the more there are.
+// converged waits until every status is converged. It lists all statuses, so it asks less often if there are more.
 func (w *world) converged(ctx context.Context, n int) error {
 	const pace, perRC = 500 * time.Millisecond, 100 * time.Microsecond
 	return every(ctx, max(pace, time.Duration(n)*perRC), func() error {

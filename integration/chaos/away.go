@@ -11,24 +11,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A machine that is away for long: pods of ordered groups that run there stop by themselves, and their indices are given up for that.
+// The fault host-away takes a machine away until its ordered pods stop by themselves and farms give up their indices.
 
-// away is long enough for it: up to 10 s until the machine is known to be lost, 2 s of their node_loss.after, the sum of stopAfter, and what a
-// new owner waits that has not seen all of it.
+// away is long enough for that: up to 10 s until the machine is known to be lost, 2 s of node_loss.after, the sum (see
+// stopAfter), and the longer wait of a new owner that has not seen all of that time.
 func away(ttl time.Duration) time.Duration { return ttl + ttl/2 + 46*time.Second }
 
 const (
-	longerAway   = 40 * time.Second // for how much longer the machine is away at most, until it has happened
-	awayPatience = 30 * time.Second // until there is something that can happen
-	awayWorth    = 2                // pods that stop by themselves, on the machine
+	longerAway   = 40 * time.Second // how much longer the machine is away at most, until the indices are given up
+	awayPatience = 30 * time.Second // how long to wait until a machine has awayWorth such pods
+	awayWorth    = 2                // pods that stop by themselves on a machine that is worth it
 )
 
-// hostAway takes the machine with the most such pods off the network, or stops its agent: for longer where indices wait yet, as where farms were
-// late to see the loss.
+// hostAway cuts off the machine with the most pods that stop by themselves, or pauses its agent. It takes longer if
+// farms noticed the loss late.
 func hostAway(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	waiting, cancel := context.WithTimeout(ctx, awayPatience)
 	defer cancel()
-	_ = cluster.Until(waiting, func() error { return c.worthAway(waiting) }) // it is a fault without that, too
+	_ = cluster.Until(waiting, func() error { return c.worthAway(waiting) }) // without such pods it is still a fault
 	p := c.hosts[0]
 	for _, other := range c.hosts {
 		if c.runStopping(other.on.name) > c.runStopping(p.on.name) {
@@ -44,12 +44,11 @@ func hostAway(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(conte
 	return name, func(undoing context.Context) error {
 		limited, cancel := context.WithTimeout(ctx, longerAway)
 		defer cancel()
-		_ = cluster.Until(limited, func() error { return c.givenUp(limited, name) }) // the checker counts how many were
+		_ = cluster.Until(limited, func() error { return c.givenUp(limited, name) }) // the checker counts them
 		return undo(undoing)
 	}, err
 }
 
-// runStopping returns how many pods run on a machine that stop by themselves.
 func (c *chaos) runStopping(host string) (n int) {
 	for _, node := range c.nodes {
 		if node.host != host {
@@ -64,8 +63,8 @@ func (c *chaos) runStopping(host string) (n int) {
 	return n
 }
 
-// worthAway says why no index would be given up if a machine were away: too few pods that stop by themselves run on each, or nodes have not said what
-// they run since the store went back in time, so that nobody knows what else they run.
+// worthAway returns an error if farms would give up no index: too few pods that stop by themselves run on each machine,
+// or some nodes have not reported since the store went back in time.
 func (c *chaos) worthAway(ctx context.Context) error {
 	most := 0
 	for _, p := range c.hosts {
@@ -88,7 +87,7 @@ func (c *chaos) worthAway(ctx context.Context) error {
 	return err
 }
 
-// givenUp says which index waits yet for its copy on a machine that is lost to have stopped by itself.
+// givenUp returns an error while an index waits for its copy on a lost machine.
 func (c *chaos) givenUp(ctx context.Context, host string) error {
 	placed, _, err := c.stores[rand.IntN(servers)].Pods.List(ctx, store.Default)
 	if err != nil {

@@ -16,9 +16,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// boot starts servers, agents and farms. Each farm has a Consul agent of its own beside it, as the documentation asks for:
-// only so can the two be told apart when they fail, and only so does a heartbeat go on succeeding at an agent that is cut
-// off from the servers.
+// boot starts servers, agents and farms. Each farm has its own agent, as documented. So a farm or its agent can fail
+// alone, and a heartbeat can succeed at an agent that is cut off from the servers.
 func (c *chaos) boot(ctx context.Context) error {
 	if err := makeBridge(ctx); err != nil {
 		return fmt.Errorf("cannot set up the network: %w", err)
@@ -69,9 +68,11 @@ func (c *chaos) boot(ctx context.Context) error {
 
 func serverName(i int) string { return fmt.Sprintf("server%d", i+1) }
 
-// connect returns a client of the agent on a machine.
 func connect(m *machine, conns int) (*consul.Client, error) {
-	return consul.New(consul.Config{Address: fmt.Sprintf("%s:%d", m.ip(), consulPort), Token: managementToken, MaxConns: conns})
+	return consul.New(consul.Config{
+		Address: fmt.Sprintf("%s:%d", m.ip(), consulPort),
+		Token:   managementToken, MaxConns: conns,
+	})
 }
 
 func (c *chaos) startAgent(list []*process, m *machine, isServer bool) ([]*process, error) {
@@ -103,7 +104,6 @@ func (c *chaos) startHost(ctx context.Context, i int, keys *store.Keys) error {
 	return nil
 }
 
-// agentReady waits until an agent knows its servers.
 func agentReady(ctx context.Context, m *machine) error {
 	return cluster.Until(ctx, func() error {
 		_, err := request(ctx, m.ip(), http.MethodGet, "/v1/catalog/node/"+m.name, nil)
@@ -136,8 +136,9 @@ func (c *chaos) startFarm(ctx context.Context, i int) error {
 		return err
 	}
 	p := &process{name: name, on: m, dir: c.cfg.dir, args: []string{
-		c.cfg.farm, "--id", name, "--data-dir", filepath.Join(c.cfg.dir, name+"-data"), "--ttl", c.cfg.ttl.String(), "--token-file", file,
-		"--forget-node-after", "1m", // the leader has more to write then: since when nodes are gone
+		c.cfg.farm, "--id", name, "--data-dir", filepath.Join(c.cfg.dir, name+"-data"), "--ttl",
+		c.cfg.ttl.String(), "--token-file", file,
+		"--forget-node-after", "1m", // then the leader also writes since when nodes are gone
 		"--consul-addr", fmt.Sprintf("127.0.0.1:%d", consulPort), "--log-level", "debug",
 	}}
 	p.args = append(p.args, c.credentials.Flags()...)
@@ -151,16 +152,15 @@ func (c *chaos) startFarm(ctx context.Context, i int) error {
 	return p.start()
 }
 
-// byTTL returns which farm's session lives by its own TTL, and not by a check at the agent beside it.
+// byTTL is the number of the farm whose session has its own TTL, and no check.
 func (c *chaos) byTTL() int { return newRand(c.cfg.seed, 7).IntN(farms) }
 
-// choosy returns which farm works only on the controllers of one team. The others work on all.
+// choosy is the number of the only farm that works on the controllers of one team alone.
 func (c *chaos) choosy() int { return newRand(c.cfg.seed, 11).IntN(farms) }
 
-// tokenFile is the file with a farm's token.
 func (c *chaos) tokenFile(farm string) string { return filepath.Join(c.cfg.dir, farm+".token") }
 
-// stop ends the program in order, or after a while by force.
+// stop ends the program in order, or by force if that takes too long.
 func (p *process) stop() {
 	p.signal(syscall.SIGTERM)
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownLimit)
@@ -172,7 +172,6 @@ func (p *process) stop() {
 	}
 }
 
-// healAll undoes whatever is left of faults.
 func (c *chaos) healAll(ctx context.Context) error {
 	var errs []error
 	for _, list := range [][]*process{c.servers, c.agents, c.hosts, c.farms} {
@@ -200,8 +199,8 @@ func (c *chaos) healAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// wake restarts the servers that do not answer any more, as an operator would: a server that is told to restore a snapshot
-// sometimes waits for itself from then on; see consultest.ErrHung. Until then it is one more fault.
+// wake restarts servers that do not answer, as an operator would, because a server that restores a snapshot sometimes
+// hangs; see consultest.ErrHung.
 func (c *chaos) wake(ctx context.Context) error {
 	answers := func(m *machine) error {
 		_, err := request(ctx, m.ip(), http.MethodGet, "/v1/kv/"+store.DefaultPrefix+"schema?stale", nil)
@@ -209,14 +208,15 @@ func (c *chaos) wake(ctx context.Context) error {
 	}
 	for i, p := range c.servers {
 		if err := answers(c.serverMachines[i]); !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
-			continue // whatever else it says, it says something
+			continue // any other answer shows that the server does not hang
 		}
 		c.report.hang()
 		p.kill()
 		if err := p.start(); err != nil {
 			return err
 		}
-		limited, cancel := context.WithTimeoutCause(ctx, bootLimit, errors.New(p.name+" does not answer after its restart"))
+		limited, cancel := context.WithTimeoutCause(ctx, bootLimit,
+			errors.New(p.name+" does not answer after its restart"))
 		err := cluster.Until(limited, func() error { return answers(c.serverMachines[i]) })
 		cancel()
 		if err != nil {
@@ -226,8 +226,8 @@ func (c *chaos) wake(ctx context.Context) error {
 	return nil
 }
 
-// seen waits until the servers know of every machine that it lives. A snapshot of the time when one was away says the contrary
-// when it is restored, and the leader compares that with what gossip says once a minute only. No session is made there until then.
+// seen waits until the servers know that every machine lives: no session can be made on a machine that a restored
+// catalog shows as failed, and Consul's leader compares with gossip once a minute.
 func (c *chaos) seen(ctx context.Context) error {
 	limited, cancel := context.WithTimeoutCause(ctx, bootLimit, errors.New("the servers take machines for dead"))
 	defer cancel()
@@ -249,7 +249,7 @@ func (c *chaos) seen(ctx context.Context) error {
 	})
 }
 
-// saveFinal writes down all keys, at one index of the Raft log, and makes sure that every server has it.
+// saveFinal writes down all keys at one index of the Raft log that every server has.
 func (c *chaos) saveFinal(ctx context.Context) error {
 	leader, err := c.leader(ctx)
 	if err != nil {

@@ -13,24 +13,31 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(insideVar) != "" {
-		os.Exit(start(os.Args[1:])) // this is the run that a test below started
+		os.Exit(start(os.Args[1:])) // this process is a run that a test below started
 	}
 	os.Exit(consultest.Main(m))
 }
 
-// A short run with a fixed seed: a restored snapshot, a node that writes garbage, a killed leader while a machine dies
-// with its nodes, and everything deleted. The files of a bad run stay. Longer ones, with all faults, rollouts and
-// ordered groups: make chaos.
+// A short run with a fixed seed. `make chaos` runs for longer, with all faults and rollouts.
 func TestShortRun(t *testing.T) {
-	args := []string{"-seed", "162", "-time", "50s", "-pods", "100", "-rollouts=false", "-ordered=false", "-v"}
-	if code := start(append(args, "-faults", "leader-kill,snapshot-restore,host-loss,wipe,node-garbage")); code != exitGood {
+	args := []string{"-seed", "162", "-time", "50s", "-pods", "100", "-rollouts=false", "-v"}
+	if code := start(append(args, "-faults",
+		"leader-kill,snapshot-restore,host-loss,wipe,node-garbage")); code != exitGood {
 		t.Fatalf("exit code %d; the report above says why", code)
 	}
 }
 
 func TestBadFlagsAreRefused(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"-faults", "earthquake"}, {"-time", "1s"}, {"-farm", "/nowhere/farm"}, {"-time", "never"}, {"-pods", "301"}, {"-pods", "0"}, {"-expect", "luck"}} {
+	for _, args := range [][]string{
+		{"-faults", "earthquake"},
+		{"-time", "1s"},
+		{"-farm", "/nowhere/farm"},
+		{"-time", "never"},
+		{"-pods", "301"},
+		{"-pods", "0"},
+		{"-expect", "luck"},
+	} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%v was accepted", args)
 		}

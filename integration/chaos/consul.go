@@ -19,13 +19,13 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// managementToken opens everything in a run's Consul, which nobody else can reach.
+// managementToken has all rights in the run's own Consul.
 const managementToken = "5d9b1a3e-6d0c-4b60-9a5f-3f1f6c1b0a02"
 
 const consulPort = 8500
 
-// agentConfig is the configuration of one Consul agent. Raft's log is kept whole and in a format that the checker reads.
-// Gossip is faster than Consul's default, so that a fault need not last long to be noticed.
+// agentConfig keeps the Raft log whole, in a format that the checker reads. Gossip is faster than by default, so that
+// short faults are noticed.
 func agentConfig(m *machine, dataDir string, servers []*machine, isServer bool) map[string]any {
 	var join []string
 	for _, s := range servers {
@@ -35,10 +35,13 @@ func agentConfig(m *machine, dataDir string, servers []*machine, isServer bool) 
 		"node_name": m.name, "bind_addr": m.ip(), "client_addr": "127.0.0.1 " + m.ip(), "data_dir": dataDir,
 		"retry_join": join, "retry_interval": "1s", "disable_update_check": true, "disable_coordinates": true,
 		"log_level": "warn", "leave_on_terminate": false, "skip_leave_on_interrupt": true,
-		"ports":      map[string]int{"dns": -1, "grpc": -1, "grpc_tls": -1, "serf_wan": -1},
-		"connect":    map[string]any{"enabled": false},
-		"peering":    map[string]any{"enabled": false},
-		"gossip_lan": map[string]any{"probe_interval": "500ms", "probe_timeout": "300ms", "gossip_interval": "100ms", "suspicion_mult": 3},
+		"ports":   map[string]int{"dns": -1, "grpc": -1, "grpc_tls": -1, "serf_wan": -1},
+		"connect": map[string]any{"enabled": false},
+		"peering": map[string]any{"enabled": false},
+		"gossip_lan": map[string]any{
+			"probe_interval": "500ms", "probe_timeout": "300ms",
+			"gossip_interval": "100ms", "suspicion_mult": 3,
+		},
 		"acl": map[string]any{
 			"enabled": true, "default_policy": "deny", "down_policy": "extend-cache",
 			"tokens": map[string]string{"initial_management": managementToken, "agent": managementToken},
@@ -54,7 +57,6 @@ func agentConfig(m *machine, dataDir string, servers []*machine, isServer bool) 
 	return conf
 }
 
-// agent returns the process of a Consul agent that is not started yet.
 func (c *chaos) agent(m *machine, isServer bool) (*process, error) {
 	dir := filepath.Join(c.cfg.dir, m.name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -72,14 +74,17 @@ func (c *chaos) agent(m *machine, isServer bool) (*process, error) {
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		return nil, err
 	}
-	return &process{name: "consul-" + m.name, on: m, dir: c.cfg.dir, args: []string{c.cfg.consul, "agent", "-config-file", file}}, nil
+	return &process{
+		name: "consul-" + m.name, on: m, dir: c.cfg.dir,
+		args: []string{c.cfg.consul, "agent", "-config-file", file},
+	}, nil
 }
 
-// request sends one request to one agent.
 func request(ctx context.Context, ip, method, path string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("http://%s:%d%s", ip, consulPort, path), bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("http://%s:%d%s", ip, consulPort, path),
+		bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +101,6 @@ func request(ctx context.Context, ip, method, path string, body []byte) ([]byte,
 	return data, err
 }
 
-// anyServer sends a request to each server until one answers well.
 func (c *chaos) anyServer(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	var errs []error
 	for _, m := range c.serverMachines {
@@ -109,7 +113,6 @@ func (c *chaos) anyServer(ctx context.Context, method, path string, body []byte)
 	return nil, errors.Join(errs...)
 }
 
-// leader returns the number of the server that leads.
 func (c *chaos) leader(ctx context.Context) (int, error) {
 	data, err := c.anyServer(ctx, http.MethodGet, "/v1/status/leader", nil)
 	if err != nil {
@@ -123,7 +126,7 @@ func (c *chaos) leader(ctx context.Context) (int, error) {
 	return 0, fmt.Errorf("the leader is %s", data)
 }
 
-// leaderSoon waits a little for a leader: the last fault may just have taken one.
+// leaderSoon waits for a leader for a short time, because the last fault may just have removed the leader.
 func (c *chaos) leaderSoon(ctx context.Context) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -170,14 +173,15 @@ func snapshotIndex(archive []byte) (uint64, error) {
 	}
 }
 
-// The rights of a farm, and those of one that may not read the records any more.
+// The rights of a farm, and the rights of a farm that may not read the records any more.
 const (
 	seeing    = `key_prefix "rcfarm/" { policy = "write" }`
 	blind     = `key_prefix "rcfarm/" { policy = "deny" }`
-	daemonACL = ` session_prefix "" { policy = "write" } service_prefix "" { policy = "write" } agent_prefix "" { policy = "read" } node_prefix "" { policy = "read" }`
+	daemonACL = ` session_prefix "" { policy = "write" } service_prefix "" { policy = "write" }` +
+		` agent_prefix "" { policy = "read" } node_prefix "" { policy = "read" }`
 )
 
-// policy makes a policy, or changes the one with the id.
+// policy makes a policy. If id is not empty, it changes the policy with this id.
 func (c *chaos) policy(ctx context.Context, id, name, rules string) (string, error) {
 	path := "/v1/acl/policy"
 	if id != "" {

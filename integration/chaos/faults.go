@@ -17,18 +17,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// fault is one kind of disturbance.
 type fault struct {
 	name string
 	hits target
-	hold func(ttl time.Duration) time.Duration // how long it lasts, at least
-	// machine: a machine of nodes may be taken for lost; what it did names that.
+	hold func(ttl time.Duration) time.Duration // how long the fault lasts, at least
+	// machine: farms may take a machine of nodes for lost. do then returns its name.
 	machine bool
-	// do brings it about, says what it did, and returns what undoes it; nil: nothing does, or need.
+	// do causes the fault, describes it, and returns what ends it, or nil.
 	do func(ctx context.Context, c *chaos, rng *rand.Rand) (what string, undo func(context.Context) error, err error)
 }
 
-// target is what a fault hits. Two faults at once hit different ones, so that no more than one server is away at a time.
+// Two faults at the same time hit different targets, so at most one server is away.
 type target string
 
 const (
@@ -37,15 +36,15 @@ const (
 	hitsServer target = "server"
 	hitsHost   target = "host"
 	hitsRecord target = "record"
-	hitsStore  target = "store" // everything; alone
+	hitsStore  target = "store" // everything; no other fault at the same time
 )
 
-// brief faults are over before anybody is declared dead, long ones after.
+// brief faults end before a daemon counts as dead, long faults after that.
 func brief(time.Duration) time.Duration    { return 0 }
 func long(ttl time.Duration) time.Duration { return ttl + ttl/2 }
 func medium(time.Duration) time.Duration   { return 4 * time.Second }
 
-// past is longer than a session lives that is not renewed: twice its own TTL, which is at least the shortest that Consul takes.
+// past is longer than a session lives after its last renewal: at most twice its TTL.
 func past(ttl time.Duration) time.Duration { return 2*max(ttl, consul.MinSessionTTL) + time.Second }
 
 var faults = []fault{
@@ -83,8 +82,7 @@ func faultNames() []string {
 	return names
 }
 
-// deck returns the faults that a run's comma-separated names ask for, all when there is none: those that only ordered groups are for only where
-// there are such.
+// deck returns the faults that a run names. Without names it returns all, but host-away only with ordered groups.
 func deck(cfg config) ([]fault, error) {
 	if cfg.faults == "" && cfg.ordered {
 		return faults, nil
@@ -130,7 +128,6 @@ func farmPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(contex
 	return paused(pick(c.farms, rng))
 }
 
-// farmPauseTTL pauses the farm whose session lives by its own TTL.
 func farmPauseTTL(_ context.Context, c *chaos, _ *rand.Rand) (string, func(context.Context) error, error) {
 	return paused(c.farms[c.byTTL()])
 }
@@ -139,12 +136,12 @@ func agentPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(conte
 	return paused(pick(c.agents, rng))
 }
 
-// agentPauseBusy pauses all agents but one while their farms are in the middle of many passes, and keeps operators still
-// until they go on. Whatever the farms had sent is delivered then, long after another has taken over: what the fence is for.
+// agentPauseBusy pauses all agents except one while their farms are in many passes. Afterwards the agents deliver what
+// the farms had sent long before another farm took over, and the fence must refuse it. Operators do nothing until then.
 func agentPauseBusy(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	c.acting.Lock()
 	c.hurry(ctx, rng, busyFor+upTo(rng, busyFor))
-	spared := rng.IntN(farms) // takes over
+	spared := rng.IntN(farms) // its farm takes over
 	var names []string
 	for i, p := range c.agents {
 		if i != spared {
@@ -161,7 +158,6 @@ func agentPauseBusy(ctx context.Context, c *chaos, rng *rand.Rand) (string, func
 	}, nil
 }
 
-// busyFor is how long farms are kept busy at least, before they are paused.
 const busyFor = 300 * time.Millisecond
 
 func hostPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
@@ -170,8 +166,7 @@ func hostPause(_ context.Context, c *chaos, rng *rand.Rand) (string, func(contex
 	return p.on.name, undo, err
 }
 
-// hostLoss takes a machine with all its nodes: nothing that ran there runs on, and nothing is remembered. It comes back as
-// if it were new.
+// hostLoss ends a machine with all its nodes and pods. It comes back like a new machine.
 func hostLoss(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	host := rng.IntN(hosts)
 	nodes := c.nodes[host*nodesPer : (host+1)*nodesPer]
@@ -194,7 +189,7 @@ func hostLoss(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context
 	}, nil
 }
 
-// preparerStop ends the preparers of some nodes, and nothing else: what runs there runs on.
+// preparerStop ends some preparers, whose pods continue to run.
 func preparerStop(_ context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	const most = 4
 	first := rng.IntN(len(c.nodes) - most)
@@ -217,7 +212,6 @@ func halt(nodes []*simulated) {
 	all.Wait()
 }
 
-// setDead says which nodes' machines are dead, and will be until it says something else.
 func (c *chaos) setDead(names []string) {
 	c.deadMu.Lock()
 	defer c.deadMu.Unlock()
@@ -246,7 +240,7 @@ func hostCut(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(contex
 	return cutOff(ctx, pick(c.hosts, rng))
 }
 
-// serversCut parts two servers from each other; agents and the third server reach both.
+// serversCut separates two servers. The others reach both.
 func serversCut(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	first := rng.IntN(servers)
 	a, b := c.serverMachines[first], c.serverMachines[(first+1)%servers]
@@ -278,7 +272,7 @@ func leaderTransfer(ctx context.Context, c *chaos, _ *rand.Rand) (string, func(c
 	return serverName(n), nil, err
 }
 
-// blindToken takes a farm's right to read the records.
+// blindToken takes away a farm's right to read the records.
 func blindToken(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	i := rng.IntN(farms)
 	name := c.farms[i].name
@@ -301,8 +295,7 @@ func slowNetwork(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(co
 	return p.on.name, p.on.heal, err
 }
 
-// snapshotRestore saves a snapshot, lets the cluster go on for a while, and restores it. It is all that happens then: what
-// a failed attempt did could not be told.
+// snapshotRestore restores a snapshot after a while. Other faults would hide whether a failed restore had an effect.
 func snapshotRestore(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	archive, err := c.anyServer(ctx, http.MethodGet, "/v1/snapshot", nil)
 	if err != nil {

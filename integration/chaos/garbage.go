@@ -15,16 +15,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// garbageWrites is how often one fault writes, and garbageEvery how long it waits between two writes.
 const (
 	garbageWrites = 60
 	garbageEvery  = 50 * time.Millisecond
 )
 
-// nodeGarbage writes, as the owner of one node's token, records that no reader may accept. They replace the node's own
-// record, its pages of orphans, and its reports. The node's preparer lives and reports beside that. Farms must leave
-// these records out, and everything else must go on. To undo it the preparer is restarted, as an operator does after
-// the intruder is gone: the preparer writes its records again.
+// nodeGarbage writes records that no reader may accept, with a node's token, while its preparer lives: its own record,
+// its orphans and its reports. All other work must continue. The undo restarts the preparer, as an operator does when
+// the intruder is gone, and it writes its records again.
 func nodeGarbage(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	n := c.nodes[rng.IntN(len(c.nodes))]
 	var errs []error
@@ -46,12 +44,12 @@ func nodeGarbage(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(co
 	}, err
 }
 
-// garbage returns a key that the node's token may write, and a value for it that no reader may believe.
+// garbage returns a key that the node's token may write, and an unacceptable value.
 func (s *simulated) garbage(keys *store.Keys, rng *rand.Rand) (key, value string) {
 	name := s.Record.Name
 	switch rng.IntN(3) {
 	case 0:
-		if rng.IntN(len(badAnything)+len(badNodes)) == 0 { // a word that cannot be so: all else in the record counts
+		if rng.IntN(len(badAnything)+len(badNodes)) == 0 { // an impossible WentBack; readers accept the rest
 			lie := s.Record
 			lie.WentBack = "zz"
 			if text, err := json.Marshal(&lie); err == nil {
@@ -71,11 +69,11 @@ func (s *simulated) garbage(keys *store.Keys, rng *rand.Rand) (key, value string
 	}
 }
 
-// The forms of bad values for any record. NODE stands for the node's name, and MARK for the mark by which the checker
-// knows the value.
+// NODE stands for the node's name, and MARK for the mark by which the checker knows the value.
 var badAnything = []string{
 	`MARK`, `"MARK"`, `["MARK"]`, `{"MARK":`, `{"MARK":1}`, `{"name":7,"node":7,"rc_id":7,"revision":"MARK"}`,
-	`{"name":"another","node":"another","MARK":[[[[[[[[{}]]]]]]]]}`, `{"name":"MARK` + strings.Repeat("x", 300<<10) + `"}`,
+	`{"name":"another","node":"another","MARK":[[[[[[[[{}]]]]]]]]}`,
+	`{"name":"MARK` + strings.Repeat("x", 300<<10) + `"}`,
 }
 
 var badNodes = []string{
@@ -97,7 +95,6 @@ var badReports = []string{
 	`{"rc_id":"x","role":"replicas","index":0,"node":"NODE","state":"MARK","revision":-9223372036854775808,"restarts":-1}`,
 }
 
-// hostile returns one of the bad values of a kind of record, or one that is bad for any kind.
 func hostile(rng *rand.Rand, node string, kind []string) string {
 	all := slices.Concat(badAnything, kind)
 	return strings.NewReplacer("NODE", node, "MARK", checker.HostileMark).Replace(all[rng.IntN(len(all))])

@@ -18,7 +18,7 @@ const (
 	gateHangs   = 5  // of 100 calls
 )
 
-// serveGates answers the webhooks of rollouts until ctx ends: most calls agree, some refuse, and some are not answered in time.
+// serveGates answers the webhooks of rollouts. It agrees to most calls, refuses some, and answers others too late.
 func (c *chaos) serveGates(ctx context.Context) error {
 	var listen net.ListenConfig
 	ln, err := listen.Listen(ctx, "tcp", fmt.Sprintf("%s%d:0", subnet, bridgeNum))
@@ -42,7 +42,6 @@ func (c *chaos) serveGates(ctx context.Context) error {
 	return nil
 }
 
-// gates are those of a rollout, asked before and after each stage.
 func (c *chaos) gates() rollout.Gates {
 	hook := rollout.Hook{URL: c.gateURL, Timeout: new(field.Duration), Retries: new(int)}
 	*hook.Timeout, *hook.Retries = field.Duration(gateTimeout), 2

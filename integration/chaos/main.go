@@ -1,8 +1,8 @@
-// Command chaos runs a whole rcfarm cluster in network namespaces of its own, disturbs it for a while, heals it, waits for
-// it to converge, and has integration/checker judge what happened. Faults, their targets and times come from a seed.
+// Command chaos disturbs a whole rcfarm cluster, heals it, waits until it converges, and lets integration/checker judge
+// what happened. Faults, their targets and times come from a seed.
 //
-// Everything happens in a mount, network and process-id namespace of the run's own: when its first process ends, however
-// that happens, the kernel ends every other and takes the network away. Start reading at run.go.
+// A run has its own mount, network and process-id namespaces. When its first process ends, for any reason, the kernel
+// ends all its other processes and removes its networks. Start reading at run.go.
 package main
 
 import (
@@ -23,34 +23,30 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
 )
 
-// config is what a run is told.
 type config struct {
-	seed   int64
-	length time.Duration // of the time with faults
-	ttl    time.Duration // of the daemons' liveness
-	farm   string        // path of the farm program
-	rcctl  string        // and of the operators'
-	consul string        // path of Consul
-	dir    string        // of the run
-	faults string        // comma-separated; empty: all
-	pods   int           // of large controllers, at most
-	expect string        // succeed only if violations of that kind are found
-	// rollouts: operators deploy services, too.
+	seed     int64
+	length   time.Duration // how long faults happen
+	ttl      time.Duration // TTL of the daemons' liveness
+	farm     string        // path of the farm program
+	rcctl    string        // path of the operators' program
+	consul   string        // path of Consul
+	dir      string        // directory for the run's files
+	faults   string        // comma-separated; empty: all
+	pods     int           // most pods of a large controller
+	expect   string        // succeed only if violations of this kind are found
 	rollouts bool
-	// ordered: some controllers have ordered groups, and machines are away until farms give up the indices there.
+	// ordered: some groups are ordered, and machines are away until farms give up indices
 	ordered bool
 	keep    bool
 	check   bool   // judge the run in dir again
-	trace   string // with check: show what happened to the keys that contain it
+	trace   string // with check: show what happened to the keys that contain this text
 	verbose bool
 }
 
 func main() { os.Exit(start(os.Args[1:])) }
 
-// insideVar tells the process that it runs in its namespaces.
 const insideVar = "RCFARM_CHAOS_INSIDE"
 
-// Exit codes.
 const (
 	exitGood = iota
 	exitViolations
@@ -90,15 +86,20 @@ func parse(args []string) (config, error) {
 	flags.DurationVar(&cfg.length, "time", 2*time.Minute, "how long faults happen")
 	flags.DurationVar(&cfg.ttl, "ttl", 6*time.Second, "liveness TTL of the daemons")
 	flags.StringVar(&cfg.farm, "farm", "", "the farm program; default bin/farm")
-	flags.StringVar(&cfg.dir, "dir", "", "where the run keeps its files, for good; default a new one, removed after a good run")
-	flags.StringVar(&cfg.faults, "faults", "", "only these, comma-separated; default all: "+strings.Join(faultNames(), ","))
+	flags.StringVar(&cfg.dir, "dir", "",
+		"where the run keeps its files, for good; default a new one, removed after a good run")
+	flags.StringVar(&cfg.faults, "faults", "",
+		"only these, comma-separated; default all: "+strings.Join(faultNames(), ","))
 	flags.IntVar(&cfg.pods, "pods", maxPods, "of large controllers, at most")
-	flags.StringVar(&cfg.expect, "expect", "", "succeed only if violations are found: `fence`, writes by another than the lock's holder, or service, of the minimum or the bound of one")
+	flags.StringVar(&cfg.expect, "expect", "",
+		"succeed only if violations are found: `fence`, writes by another than the lock's holder, "+
+			"or service, of the minimum or the bound of one")
 	flags.BoolVar(&cfg.rollouts, "rollouts", true, "operators deploy services, too")
 	flags.BoolVar(&cfg.ordered, "ordered", true, "some groups are ordered, and machines are away for long")
 	flags.BoolVar(&cfg.keep, "keep", false, "keep the files of a good run too")
 	flags.BoolVar(&cfg.check, "check", false, "only judge the run in -dir again")
-	flags.StringVar(&cfg.trace, "trace", "", "with -check: show every change of the keys that contain `text`, such as an RC id or schema")
+	flags.StringVar(&cfg.trace, "trace", "",
+		"with -check: show every change of the keys that contain `text`, such as an RC id or schema")
 	flags.BoolVar(&cfg.verbose, "v", false, "say each fault as it happens")
 	if err := flags.Parse(args); err != nil {
 		return cfg, err
@@ -140,7 +141,6 @@ func parse(args []string) (config, error) {
 	return cfg, nil
 }
 
-// outside makes the namespaces and runs this very program again in them.
 func outside(ctx context.Context, cfg config, args []string) (int, error) {
 	named := cfg.dir != ""
 	if !named {
@@ -160,7 +160,7 @@ func outside(ctx context.Context, cfg config, args []string) (int, error) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
 	cmd.SysProcAttr = namespaces()
-	// The kernel ties the child to the thread that started it.
+	// The child ends with the thread that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err := cmd.Run()
@@ -170,9 +170,11 @@ func outside(ctx context.Context, cfg config, args []string) (int, error) {
 	case ctx.Err() != nil:
 		code, err = exitHarness, errors.New("interrupted")
 	case errors.As(err, &exit):
-		err = nil // it has said why
+		err = nil // the child has printed why
 	case err != nil:
-		return exitHarness, fmt.Errorf("this needs network, mount and process-id namespaces (root, or user namespaces allowed): %w", err)
+		return exitHarness,
+			fmt.Errorf("this needs network, mount and process-id namespaces (root, or user namespaces allowed): %w",
+				err)
 	}
 	if !named && (code == exitGood && !cfg.keep || ctx.Err() != nil) {
 		return code, errors.Join(err, os.RemoveAll(cfg.dir))

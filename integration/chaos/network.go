@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces are those of a run. Without root they need a user namespace too.
+// namespaces adds a user namespace unless the program runs as root.
 func namespaces() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID,
@@ -29,11 +29,9 @@ func namespaces() *syscall.SysProcAttr {
 	return attr
 }
 
-// netns is where the machines' networks are named.
 const netns = "/run/netns"
 
-// enter makes the new namespaces usable: nothing mounted here is seen outside, /proc shows this run's processes, and names
-// of network namespaces are this run's own.
+// enter hides mounts from outside, and gives the run its own /proc and names of network namespaces.
 func enter(ctx context.Context) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -42,7 +40,6 @@ func enter(ctx context.Context) error {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
 	if err := os.MkdirAll(netns, 0o755); err != nil {
-		// Without root: a /run of our own.
 		if err := syscall.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
 			return fmt.Errorf("mount /run: %w", err)
 		}
@@ -56,7 +53,6 @@ func enter(ctx context.Context) error {
 	return command(ctx, "ip link set lo up")
 }
 
-// command runs a program given with its arguments on one line.
 func command(ctx context.Context, line string) error {
 	words := strings.Fields(line)
 	out, err := exec.CommandContext(ctx, words[0], words[1:]...).CombinedOutput()
@@ -66,13 +62,11 @@ func command(ctx context.Context, line string) error {
 	return nil
 }
 
-// The addresses of a run, in its own namespace only.
 const (
 	subnet    = "10.77.0."
 	bridgeNum = 254
 )
 
-// machine is a network namespace with one address, joined to the others by a bridge.
 type machine struct {
 	name string
 	num  int // last byte of the address
@@ -114,7 +108,7 @@ func makeMachine(ctx context.Context, name string, num int) (*machine, error) {
 	return m, nil
 }
 
-// change does something to the network and remembers how to undo it.
+// change remembers the command that undoes it.
 func (m *machine) change(ctx context.Context, do, undo string) error {
 	m.mu.Lock()
 	m.changed = append(m.changed, undo)
@@ -122,12 +116,10 @@ func (m *machine) change(ctx context.Context, do, undo string) error {
 	return command(ctx, do)
 }
 
-// cut takes the machine off the network.
 func (m *machine) cut(ctx context.Context) error {
 	return m.change(ctx, fmt.Sprintf("ip link set %s down", m.veth()), fmt.Sprintf("ip link set %s up", m.veth()))
 }
 
-// cutFrom makes the two unable to reach each other, and nobody else.
 func (m *machine) cutFrom(ctx context.Context, other *machine) error {
 	for _, pair := range [][2]*machine{{m, other}, {other, m}} {
 		route := fmt.Sprintf("blackhole %s/32", pair[1].ip())
@@ -139,8 +131,8 @@ func (m *machine) cutFrom(ctx context.Context, other *machine) error {
 	return nil
 }
 
-// slow makes what the machine sends late: by a delay where the kernel can do that, else by a line so thin that packets queue
-// for about as long.
+// slow delays the packets that the machine sends. If the kernel cannot delay packets, it limits the rate, so that
+// packets queue for about as long.
 func (m *machine) slow(ctx context.Context) (how string, err error) {
 	undo := fmt.Sprintf("tc -n %s qdisc del dev eth0 root", m.name)
 	how = "netem delay 150ms 100ms"
@@ -156,11 +148,11 @@ func (m *machine) slow(ctx context.Context) (how string, err error) {
 	return how, err
 }
 
-// inside carries something out in the machine's network. What is opened there stays there.
+// inside calls do in the machine's network, where sockets that it opens stay.
 func (m *machine) inside(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: the thread, which is in another network then, ends with this
+		runtime.LockOSThread() // never unlocked: the thread moves to another network, and ends with this goroutine
 		net, err := os.Open(filepath.Join(netns, m.name))
 		if err != nil {
 			done <- err
@@ -176,7 +168,6 @@ func (m *machine) inside(do func() error) error {
 	return <-done
 }
 
-// heal undoes all changes, latest first.
 func (m *machine) heal(ctx context.Context) error {
 	m.mu.Lock()
 	lines := m.changed

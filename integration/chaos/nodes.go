@@ -21,11 +21,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// events is the file in which a run writes down what Consul's log does not show.
 type events struct {
 	mu   sync.Mutex
 	file *os.File
-	err  error // the first
+	err  error // all errors so far
 }
 
 func (e *events) write(ev checker.Event) {
@@ -38,8 +37,7 @@ func (e *events) write(ev checker.Event) {
 	e.err = errors.Join(e.err, err)
 }
 
-// simulated is one simulated node that writes down what it does. It can be halted and go on, and pods on it may be in
-// trouble.
+// simulated is a node that writes events, can be halted and resumed, and whose pods may have trouble.
 type simulated struct {
 	simnode.Node
 	host    string // name of its machine
@@ -47,11 +45,11 @@ type simulated struct {
 
 	mu     sync.Mutex
 	cancel context.CancelFunc // ends its preparer
-	halted chan struct{}      // closed when that has ended because of halt
+	halted chan struct{}      // closed when its preparer has ended because of halt
 	next   chan func(context.Context) error
 }
 
-// What a node has. Every tenth one is small.
+// Every tenth node is small.
 const (
 	slots      = 60
 	cores      = 4000    // thousandths
@@ -60,19 +58,19 @@ const (
 	smallSize  = 512 << 20
 )
 
-// The range of dynamic ports leaves little to choose from, so that numbers are used again.
+// A small range, so that numbers are used again.
 const (
 	portMin = 20_000
 	portMax = portMin + 24
 )
 
-// rackLabel is the label of a node that selectors ask for.
 const rackLabel = "rack"
 
-// reactLimit is how long a pod takes to start or stop, at most. Controllers see it as not available for that time.
+// reactLimit is the longest time until a pod has started or stopped; meanwhile it is not available.
 const reactLimit = 150 * time.Millisecond
 
-// Every third node is told of its intents by farms. What a fault keeps from it, it must read soon enough for the run to converge in time.
+// Farms push to every third node. If a fault prevents a push, the node must read its intents in time for the run to
+// converge.
 const (
 	toldOf    = 3
 	toldEvery = 8 * time.Second
@@ -100,7 +98,8 @@ func newSimulated(c *chaos, m *machine, n int, keys *store.Keys) (*simulated, er
 	}
 	if n%toldOf == 1 {
 		s.Told = &simnode.Told{
-			Credentials: c.credentials, Dir: filepath.Join(c.cfg.dir, "told"), Addr: m.ip() + ":0", Every: toldEvery, Open: m.inside, OnTaken: c.report.told,
+			Credentials: c.credentials, Dir: filepath.Join(c.cfg.dir, "told"), Addr: m.ip() + ":0", Every: toldEvery,
+			Open: m.inside, OnTaken: c.report.told,
 		}
 	}
 	s.Record.EnforcesStopAfter, s.Record.TTL = true, field.Duration(c.cfg.ttl)
@@ -108,7 +107,8 @@ func newSimulated(c *chaos, m *machine, n int, keys *store.Keys) (*simulated, er
 	name := s.Record.Name
 	s.OnStopped = func(in pod.Intent, silent time.Time) {
 		c.events.write(checker.Event{
-			At: time.Now().UnixNano(), Call: silent.UnixNano(), Kind: checker.EventSelf, Node: name, ID: in.Identity.String(), Digest: in.Digest, Revision: in.Revision,
+			At: time.Now().UnixNano(), Call: silent.UnixNano(), Kind: checker.EventSelf, Node: name,
+			ID: in.Identity.String(), Digest: in.Digest, Revision: in.Revision,
 		})
 	}
 	s.React = func(in pod.Intent) pod.Reality {
@@ -122,7 +122,7 @@ func newSimulated(c *chaos, m *machine, n int, keys *store.Keys) (*simulated, er
 	return s, nil
 }
 
-// run simulates the node until ctx ends, also while it is halted.
+// run simulates the node until ctx ends, and while halted waits for resume.
 func (s *simulated) run(ctx context.Context) error {
 	start := s.Run
 	for {
@@ -145,7 +145,7 @@ func (s *simulated) run(ctx context.Context) error {
 	}
 }
 
-// halt ends the node's preparer and waits until it has ended. What runs there runs on.
+// halt ends the node's preparer, but not its pods.
 func (s *simulated) halt() {
 	s.mu.Lock()
 	cancel, halted := s.cancel, s.halted
@@ -154,7 +154,7 @@ func (s *simulated) halt() {
 	<-halted
 }
 
-// resume starts a halted preparer again, by Run or Resume of the node.
+// resume starts a halted preparer by Run or Resume of the node.
 func (s *simulated) resume(ctx context.Context, how func(context.Context) error) error {
 	select {
 	case s.next <- how:
@@ -164,15 +164,14 @@ func (s *simulated) resume(ctx context.Context, how func(context.Context) error)
 	}
 }
 
-// takes returns what pods with a manifest take of their nodes.
 func (c *chaos) takes(digest string) manifest.Resources {
 	r, _ := c.resources.Load(digest)
 	takes, _ := r.(manifest.Resources)
 	return takes
 }
 
-// stopsAfter returns for how long pods with a manifest run on without contact. Of every other manifest that is the least, as where the preparer
-// lives and is quick; of the others the most, as where it does not and the pod must be killed.
+// stopsAfter is the shortest possible time for every second manifest, as if the preparer lived and were quick, and for
+// others the longest, as if it were dead and the pod had to be killed.
 func (c *chaos) stopsAfter(digest string) (time.Duration, bool) {
 	m, _ := c.stopping.Load(digest)
 	stops, _ := m.([]time.Duration)
@@ -182,13 +181,11 @@ func (c *chaos) stopsAfter(digest string) (time.Duration, bool) {
 	return stops[int(digest[0])%len(stops)], true
 }
 
-// neverRuns reports whether pods with a manifest fail for ever.
 func (c *chaos) neverRuns(digest string) bool {
 	_, broken := c.broken.Load(digest)
 	return broken
 }
 
-// atEnd writes down what the node runs.
 func (s *simulated) atEnd(out *events) error {
 	for id, in := range s.Running() {
 		out.write(checker.Event{
@@ -201,7 +198,7 @@ func (s *simulated) atEnd(out *events) error {
 	return out.err
 }
 
-// converged says what is not yet as controllers ask: in their statuses, and on the nodes.
+// converged returns an error while statuses or nodes differ from what the controllers desire.
 func (c *chaos) converged(ctx context.Context) error {
 	st := c.stores[rand.IntN(servers)]
 	recs, corrupt, err := st.RCs.List(ctx, store.Default)
@@ -250,7 +247,7 @@ func (c *chaos) realitiesMatch(ctx context.Context, st *store.Store, known map[s
 			key := id.String() + "@" + n.Record.Name
 			digest, ok := want[key]
 			if !known[id.RCID] {
-				continue // an orphan of a controller that a restored snapshot does not know
+				continue // an orphan of a controller that a restored snapshot does not have
 			}
 			if !ok || digest != in.Digest {
 				return fmt.Errorf("%s runs with %.8s, placed with %.8s", key, in.Digest, digest)

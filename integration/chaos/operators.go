@@ -21,12 +21,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// What operators do with nodes and single pods they do with rcctl itself.
-
-// rcctl runs one command against one of the servers.
 func (c *chaos) rcctl(ctx context.Context, args ...string) error {
 	server := c.serverMachines[rand.IntN(servers)]
-	cmd := exec.CommandContext(ctx, c.cfg.rcctl, append([]string{"--consul-addr", fmt.Sprintf("%s:%d", server.ip(), consulPort)}, args...)...)
+	cmd := exec.CommandContext(ctx, c.cfg.rcctl,
+		append([]string{"--consul-addr", fmt.Sprintf("%s:%d", server.ip(), consulPort)}, args...)...)
 	cmd.Env = append(os.Environ(), "CONSUL_HTTP_TOKEN="+managementToken)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -35,16 +33,15 @@ func (c *chaos) rcctl(ctx context.Context, args ...string) error {
 	return err
 }
 
-// forceAfter is how long after a forced drain began what is left is stopped.
 const forceAfter = "1s"
 
-// drain closes a node, or opens one that was closed. At most two are closed at a time.
+// At most maxIneligible nodes are drained at a time.
 func (w *workload) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
 	name, force := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name, rng.IntN(2) == 0
 	return w.drainNode(ctx, name, force)
 }
 
-// drainNode closes one node, or opens it, or another one where too many are closed.
+// drainNode drains a node, or ends its drain. If too many nodes are drained, it ends the drain of another one.
 func (w *workload) drainNode(ctx context.Context, name string, force bool) (what string, err error) {
 	w.mu.Lock()
 	ineligible, room := w.ineligible[name], len(w.ineligible) < maxIneligible
@@ -55,7 +52,7 @@ func (w *workload) drainNode(ctx context.Context, name string, force bool) (what
 		ineligible = true
 	}
 	if !ineligible {
-		w.ineligible[name] = true // also if it is not known whether it is
+		w.ineligible[name] = true // even if the outcome of the command is unknown
 	}
 	w.mu.Unlock()
 	switch {
@@ -74,7 +71,7 @@ func (w *workload) drainNode(ctx context.Context, name string, force bool) (what
 	}
 }
 
-// relabel puts a node into the other rack by an operators' label, or back into its own.
+// relabel puts a node into the other rack, or back into its own.
 func (w *workload) relabel(ctx context.Context, rng *rand.Rand) (what string, err error) {
 	n := &w.c.nodes[rng.IntN(len(w.c.nodes))].Record
 	name, label := n.Name, rackLabel+"="+map[string]string{"a": "b", "b": "a"}[n.Labels[rackLabel]]
@@ -87,7 +84,7 @@ func (w *workload) relabel(ctx context.Context, rng *rand.Rand) (what string, er
 		labelled = true
 	}
 	if !labelled {
-		w.labelled[name] = true // also if it is not known whether it is
+		w.labelled[name] = true // even if the outcome of the command is unknown
 	}
 	w.mu.Unlock()
 	if !labelled {
@@ -102,7 +99,6 @@ func (w *workload) relabel(ctx context.Context, rng *rand.Rand) (what string, er
 	return "take a label back", nil
 }
 
-// open ends every drain, and takes every label back.
 func (w *workload) open(ctx context.Context) error {
 	st := w.c.stores[rand.IntN(servers)]
 	for _, n := range w.c.nodes {
@@ -126,14 +122,13 @@ func (w *workload) open(ctx context.Context) error {
 	return nil
 }
 
-// How an operator attends to the mass-stop breaker.
 const (
 	breakerLook = 500 * time.Millisecond // between two looks
 	finding     = time.Second            // to find out why it tripped, at least
 	findingMore = 3 * time.Second        // and at most this much longer
 )
 
-// attend resets the breaker some seconds after it tripped, again and again until ctx ends.
+// attend resets the breaker some seconds after each trip.
 func (w *workload) attend(ctx context.Context, rng *rand.Rand) {
 	for wait(ctx, breakerLook) {
 		tripped, err := w.c.tripped(ctx)
@@ -158,7 +153,6 @@ func (c *chaos) tripped(ctx context.Context) (bool, error) {
 	return err == nil && b.Value.Tripped, err
 }
 
-// resume resets the breaker if it is tripped.
 func (c *chaos) resume(ctx context.Context) error {
 	tripped, err := c.tripped(ctx)
 	if err != nil || !tripped {
@@ -167,17 +161,16 @@ func (c *chaos) resume(ctx context.Context) error {
 	return c.rcctl(ctx, "farm", "resume")
 }
 
-// dead returns the nodes whose machine has died and is not back yet.
 func (c *chaos) dead() []string {
 	c.deadMu.Lock()
 	defer c.deadMu.Unlock()
 	return slices.Clone(c.deadNodes)
 }
 
-// forget declares pods of machines that died as gone.
+// forget declares a pod of a dead machine as gone.
 func (w *workload) forget(ctx context.Context, st *store.Store, rng *rand.Rand) error {
 	dead := w.c.dead()
-	placed, _, err := st.Pods.List(ctx, store.Default) // some may be spoilt
+	placed, _, err := st.Pods.List(ctx, store.Default) // spoilt placements are left out
 	if err != nil {
 		return err
 	}
@@ -198,10 +191,10 @@ func (w *workload) forget(ctx context.Context, st *store.Store, rng *rand.Rand) 
 	return nil // none was placed there
 }
 
-// firstLeaked is the first index of identities that no controller reaches: what holds a claim under it is not there.
+// No pod has the index firstLeaked or a higher one, so a claim of such a pod was leaked.
 const firstLeaked = 900
 
-// leak gives a claim on a node to a pod of a controller that is not there, as a defect might.
+// leak gives a claim to a pod that does not exist, as a defect could.
 func (w *workload) leak(ctx context.Context, st *store.Store, of *rc.RC, rng *rand.Rand) error {
 	name := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name
 	id := pod.Identity{RCID: of.ID, Role: rc.DefaultRole, Index: firstLeaked + rng.IntN(100)}
@@ -210,8 +203,9 @@ func (w *workload) leak(ctx context.Context, st *store.Store, of *rc.RC, rng *ra
 		return err
 	}
 	next := found[name].Value.Clone()
+	_, leakedBefore := next.Claims[id.String()] // another port would look as if an owner had changed the claim
 	port := freePort(next, rng)
-	if port == 0 || len(next.Claims) >= slots {
+	if port == 0 || len(next.Claims) >= slots || leakedBefore {
 		return nil
 	}
 	next.Claims[id.String()] = node.NewClaim(id, map[string]int{"admin": port}, 0, 0)
@@ -223,14 +217,15 @@ func (w *workload) leak(ctx context.Context, st *store.Store, of *rc.RC, rng *ra
 	w.leaky[name] = true
 	w.mu.Unlock()
 	w.c.events.write(checker.Event{Kind: checker.EventLeak, Node: name, ID: id.String()})
-	_, err = w.c.client[0].Commit(ctx, []consul.Op{consul.CAS(st.Keys().Reservations.Key(name), value, found[name].Index)})
+	_, err = w.c.client[0].Commit(ctx,
+		[]consul.Op{consul.CAS(st.Keys().Reservations.Key(name), value, found[name].Index)})
 	if errors.Is(err, consul.ErrRefused) {
-		return nil // somebody else was first
+		return nil // somebody else changed the reservation first
 	}
 	return err
 }
 
-// freePort returns a dynamic port of a node that nobody holds, or zero.
+// freePort returns an unclaimed dynamic port, or zero.
 func freePort(res node.Reservation, rng *rand.Rand) int {
 	var free []int
 	for port := portMin; port <= portMax; port++ {
@@ -248,7 +243,7 @@ func freePort(res node.Reservation, rng *rand.Rand) int {
 	return free[rng.IntN(len(free))]
 }
 
-// sweep has rcctl look after one node: one where something was leaked, if there is any.
+// sweep sweeps a node, if possible one with a leaked claim.
 func (w *workload) sweep(ctx context.Context, rng *rand.Rand) error {
 	name := w.c.nodes[rng.IntN(len(w.c.nodes))].Record.Name
 	w.mu.Lock()
@@ -261,8 +256,8 @@ func (w *workload) sweep(ctx context.Context, rng *rand.Rand) error {
 	return w.c.rcctl(ctx, "node", "sweep", name)
 }
 
-// clean sweeps each node where something was leaked, or that has pods of a controller without a record, as after an older
-// snapshot that was taken in the middle of a sweep.
+// clean sweeps each node with a leaked claim, or with pods of a controller without a record, which a snapshot has if it
+// was taken during a sweep.
 func (w *workload) clean(ctx context.Context, st *store.Store) error {
 	placed, _, err := st.Pods.List(ctx, store.Default)
 	if err != nil {
@@ -291,7 +286,8 @@ func (w *workload) clean(ctx context.Context, st *store.Store) error {
 	return nil
 }
 
-// unanswered says which requests no owner has carried out. What an orphan's sweep began shows in the placements from then on.
+// unanswered returns an error while a request is not carried out. When it is gone, placements show how far the sweep of
+// an orphan is.
 func (c *chaos) unanswered(ctx context.Context) error {
 	n := rand.IntN(servers)
 	asked, err := c.client[n].List(ctx, c.stores[n].Keys().Requests.Key(), consul.Consistent)
@@ -301,7 +297,6 @@ func (c *chaos) unanswered(ctx context.Context) error {
 	return err
 }
 
-// leaked says which claims are still held by what is not there.
 func (c *chaos) leaked(ctx context.Context, st *store.Store) error {
 	all, corrupt, err := st.ListReservations(ctx)
 	if err := errors.Join(append(corrupt, err)...); err != nil {

@@ -21,33 +21,30 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A program that owns one controller by itself (farm.New) comes and goes during a run. It is this very program, as a process of its own
-// beside one of the farms, so that it can be paused and killed.
+// A program that owns one controller (farm.New) comes and goes during a run: chaos itself, as another process on a
+// farm's machine, so that it can be paused and killed.
 
-// ownCommand as the first argument has this program own one controller.
 const ownCommand = "own"
 
-// ownerName is its stable name, which no farm has.
+// No farm has this name.
 const ownerName = "owner"
 
 const (
-	ownerAway  = 3 * time.Second  // between two lives, at most
-	ownerLives = 15 * time.Second // at least, and at most twice that: farms hand a controller over when their members were stable for 10 s
-	ownerBack  = 2 * time.Second  // after it was paused past its session
+	ownerAway = 3 * time.Second // between two lives, at most
+	// shortest life, half of the longest: farms hand a controller over when members were stable for 10 s
+	ownerLives = 15 * time.Second
+	ownerBack  = 2 * time.Second // how long the owner still runs after a pause
 )
 
-// owner is what the program is told.
 type owner struct {
 	rcID, token, dir string
 	ttl              time.Duration
 }
 
-// args are the arguments that tell it.
 func (o owner) args() []string {
 	return []string{ownCommand, "-rc", o.rcID, "-token-file", o.token, "-data-dir", o.dir, "-ttl", o.ttl.String()}
 }
 
-// own is the program: it owns the controller until it gets a signal.
 func own(args []string) int {
 	var o owner
 	flags := flag.NewFlagSet(ownCommand, flag.ContinueOnError)
@@ -87,17 +84,22 @@ func (o owner) run(ctx context.Context) error {
 	}
 	defer dir.Close()
 	st := store.New(client, keys)
-	session := consul.SessionConfig{Kind: "farm", Name: ownerName, Scope: keys.Prefix(), TTL: o.ttl, Journal: dir, Meta: st.FarmMeta()}
+	session := consul.SessionConfig{
+		Kind: "farm", Name: ownerName, Scope: keys.Prefix(),
+		TTL: o.ttl, Journal: dir, Meta: st.FarmMeta(),
+	}
 	return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-		one, err := farm.New(farm.Config{ID: ownerName, Version: app.Version, RCID: o.rcID, Store: st.FarmSession(s, ownerName), Log: log, TTL: o.ttl})
+		one, err := farm.New(farm.Config{
+			ID: ownerName, Version: app.Version, RCID: o.rcID,
+			Store: st.FarmSession(s, ownerName), Log: log, TTL: o.ttl,
+		})
 		if err != nil {
 			return err
 		}
-		return one.WatchDesires(ctx, nil) // its log has all
+		return one.WatchDesires(ctx, nil) // the log has all errors
 	})
 }
 
-// comeAndGo has an owner live again and again, each time of another controller, until ctx ends.
 func (c *chaos) comeAndGo(ctx context.Context) {
 	rng := newRand(c.cfg.seed, 12)
 	beside := rng.IntN(farms)
@@ -112,7 +114,7 @@ func (c *chaos) comeAndGo(ctx context.Context) {
 	}
 }
 
-// startOwner starts an owner beside a farm, with that farm's token.
+// startOwner starts an owner beside a farm, with its token.
 func (c *chaos) startOwner(ctx context.Context, beside int, rng *rand.Rand) (*process, error) {
 	c.acting.RLock()
 	defer c.acting.RUnlock()
@@ -126,12 +128,15 @@ func (c *chaos) startOwner(ctx context.Context, beside int, rng *rand.Rand) (*pr
 	if err != nil {
 		return nil, err
 	}
-	o := owner{rcID: r.ID, token: c.tokenFile(c.farms[beside].name), dir: filepath.Join(c.cfg.dir, ownerName+"-data"), ttl: c.cfg.ttl}
+	o := owner{
+		rcID: r.ID, token: c.tokenFile(c.farms[beside].name), dir: filepath.Join(c.cfg.dir, ownerName+"-data"),
+		ttl: c.cfg.ttl,
+	}
 	p := &process{name: ownerName, on: c.agents[beside].on, dir: c.cfg.dir, args: append([]string{self}, o.args()...)}
 	return p, p.start()
 }
 
-// live lets an owner work for a while. Then it is killed, or paused past its session, or ended in order.
+// live lets an owner work, and then kills it, pauses it past its session, or ends it in order.
 func (c *chaos) live(ctx context.Context, p *process, rng *rand.Rand) {
 	defer p.stop()
 	wait(ctx, ownerLives+upTo(rng, ownerLives))
@@ -146,7 +151,7 @@ func (c *chaos) live(ctx context.Context, p *process, rng *rand.Rand) {
 	}
 }
 
-// someController returns a controller that is not being deleted: half of the time a revision of a service, else any.
+// someController returns a controller that is not being deleted, half of the time a revision of a service.
 func (c *chaos) someController(ctx context.Context, rng *rand.Rand) (*rc.RC, error) {
 	recs, _, err := c.stores[rng.IntN(servers)].RCs.List(ctx, store.Default)
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// process is a program on a machine. It can be killed, paused, and started again.
 type process struct {
 	name string
 	on   *machine
@@ -47,7 +46,6 @@ func (p *process) signal(sig syscall.Signal) {
 	_ = p.cmd.Process.Signal(sig) // it may have ended
 }
 
-// kill ends the program at once and waits for it.
 func (p *process) kill() { p.end(syscall.SIGKILL) }
 
 func (p *process) end(sig syscall.Signal) {
@@ -58,7 +56,6 @@ func (p *process) end(sig syscall.Signal) {
 	<-ended
 }
 
-// alive reports whether the program still runs.
 func (p *process) alive() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

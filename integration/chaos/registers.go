@@ -15,15 +15,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// registerClients take locks through the farms' agents and write values under their fences, with the very code that farms
-// use, under the same faults. What they saw is checked for linearizability.
+// registerClients take locks through the farms' agents and write values under fences, by the farms' own code and under
+// the same faults. The checker checks their history for linearizability.
 const (
 	registerClients = 3
 	registerCount   = 2
 	registerPause   = 150 * time.Millisecond
 )
 
-// registerClient is one of them.
 type registerClient struct {
 	c      *chaos
 	n      int
@@ -32,8 +31,7 @@ type registerClient struct {
 	values int
 }
 
-// startRegisters starts the clients. They use the registers until disturbed ends, and end with ctx or when the returned
-// function is called.
+// startRegisters starts clients that use the registers until disturbed ends.
 func (c *chaos) startRegisters(ctx, disturbed context.Context, group *errgroup.Group) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	for n := range registerClients {
@@ -43,8 +41,13 @@ func (c *chaos) startRegisters(ctx, disturbed context.Context, group *errgroup.G
 				return err
 			}
 			r := &registerClient{c: c, n: n, client: client, rng: newRand(c.cfg.seed, 100+uint64(n))}
-			cfg := consul.SessionConfig{Kind: "register", Name: fmt.Sprint(n), TTL: c.cfg.ttl, Journal: &simnode.Journal{}}
-			err = client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error { return r.use(ctx, disturbed, s) })
+			cfg := consul.SessionConfig{
+				Kind: "register", Name: fmt.Sprint(n),
+				TTL: c.cfg.ttl, Journal: &simnode.Journal{},
+			}
+			err = client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
+				return r.use(ctx, disturbed, s)
+			})
 			if errors.Is(err, context.Canceled) {
 				return nil
 			}
@@ -54,7 +57,6 @@ func (c *chaos) startRegisters(ctx, disturbed context.Context, group *errgroup.G
 	return cancel
 }
 
-// use works on registers under one session.
 func (r *registerClient) use(ctx, disturbed context.Context, s *consul.Session) error {
 	for wait(ctx, upTo(r.rng, registerPause)) && disturbed.Err() == nil {
 		if err := r.turn(ctx, s); err != nil {
@@ -65,9 +67,9 @@ func (r *registerClient) use(ctx, disturbed context.Context, s *consul.Session) 
 	return context.Cause(ctx)
 }
 
-// turn takes a register, writes to it a few times, and gives it up. Whoever finds it held reads it.
+// turn takes a register, writes to it, and releases it. If another client holds it, turn reads it.
 func (r *registerClient) turn(ctx context.Context, s *consul.Session) error {
-	// A restored snapshot would rewind a register: it happens between turns, and then others are used.
+	// A restore takes registers back. So it waits for the end of a turn, and clients then use other registers.
 	r.c.keeping.RLock()
 	defer r.c.keeping.RUnlock()
 	name := fmt.Sprintf("%d-%d", r.c.epoch, r.rng.IntN(registerCount))
@@ -85,7 +87,7 @@ func (r *registerClient) turn(ctx context.Context, s *consul.Session) error {
 			return context.Cause(ctx)
 		}
 		if err := r.put(ctx, name, f); errors.Is(err, consul.ErrRefused) {
-			return nil // it was taken from us
+			return nil // another client has taken the lock
 		} else if err != nil {
 			if f, err = r.acquire(ctx, name, lock, s.Releasing); err != nil {
 				return ignoreLocked(err)
@@ -93,7 +95,7 @@ func (r *registerClient) turn(ctx context.Context, s *consul.Session) error {
 		}
 		r.read(ctx, name)
 	}
-	_ = r.client.Locks.Release(ctx, f, []byte(store.NewID())) // it ends with the session too
+	_ = r.client.Locks.Release(ctx, f, []byte(store.NewID())) // the lock also ends with the session
 	return nil
 }
 

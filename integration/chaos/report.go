@@ -17,19 +17,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// report is what a run says about itself.
 type report struct {
 	Seed       int64             `json:"seed"`
 	Task       *task             `json:"task,omitempty"`
 	Started    time.Time         `json:"started"`
 	Length     string            `json:"length"`
 	Operations map[string]int    `json:"operations"`
-	Failed     map[string]int    `json:"failed_operations"`     // under faults that is to be expected
+	Failed     map[string]int    `json:"failed_operations"`     // some operations fail under faults
 	LastErrors map[string]string `json:"last_errors,omitempty"` // of each kind of operation
 	Faults     map[string]int    `json:"faults"`
-	Told       map[string]int    `json:"told,omitempty"`         // requests by which nodes were told of their intents, by what became of them
+	Told       map[string]int    `json:"told,omitempty"`         // pushes to nodes, by result
 	Slow       string            `json:"slow_network,omitempty"` // how it was made slow
-	Hung       int               `json:"servers_hung,omitempty"` // in a restore, and were restarted for it
+	Hung       int               `json:"servers_hung,omitempty"` // servers that hung in a restore and were restarted
 	Converged  string            `json:"converged_after"`
 	Late       []string          `json:"late,omitempty"` // broken promises that are about time
 	Judgement  *checker.Result
@@ -42,9 +41,13 @@ const reportFile = "report.json"
 
 func newReport(cfg config) *report {
 	return &report{
-		Seed: cfg.seed, Task: &task{Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts, Told: true, Ordered: cfg.ordered, Owners: true},
+		Seed: cfg.seed, Task: &task{
+			Length: cfg.length, Faults: cfg.faults, Expect: cfg.expect, Rollouts: cfg.rollouts,
+			Told: true, Ordered: cfg.ordered, Owners: true,
+		},
 		verbose: cfg.verbose, Converged: "never",
-		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{}, Faults: map[string]int{}, Told: map[string]int{},
+		Operations: map[string]int{}, Failed: map[string]int{}, LastErrors: map[string]string{},
+		Faults: map[string]int{}, Told: map[string]int{},
 	}
 }
 
@@ -69,7 +72,7 @@ func (r *report) operation(what string, err error) {
 	}
 }
 
-// fault notes an attempt at a fault. One that the end of the run cut short says nothing about its kind.
+// fault notes an attempt. One that the run's end cut short proves nothing.
 func (r *report) fault(name, what string, err error, ended bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,7 +92,6 @@ func (r *report) fault(name, what string, err error, ended bool) {
 	}
 }
 
-// told notes what became of a request by which a node was told of its intents.
 func (r *report) told(err error) {
 	how := toldTaken
 	switch {
@@ -105,7 +107,7 @@ func (r *report) told(err error) {
 	r.Told[how]++
 }
 
-// toldTaken is what requests are counted under of which the nodes had read what they speak of.
+// toldTaken: the node had read the intents.
 const toldTaken = "taken"
 
 func (r *report) slowBy(how string) {
@@ -116,12 +118,12 @@ func (r *report) slowBy(how string) {
 
 func (r *report) late(what string) { r.Late = append(r.Late, what) }
 
-// judge has the checker look at a run and reports. Without a report it takes the one that the run left.
+// judge lets the checker judge a run, and prints the report, by default the one that the run left.
 func judge(cfg config, r *report) (int, error) {
 	path := filepath.Join(cfg.dir, reportFile)
 	if r == nil {
 		r = newReport(cfg)
-		r.Task = nil // the one that the run was given, if it says so
+		r.Task = nil // the file has the task, if there was one
 		data, err := os.ReadFile(path)
 		if err == nil {
 			err = json.Unmarshal(data, r)
@@ -156,7 +158,7 @@ func judge(cfg config, r *report) (int, error) {
 	}
 }
 
-// tracer returns what shows the history of the keys that somebody wants to understand.
+// tracer prints the history of the keys that contain cfg.trace.
 func (cfg config) tracer() func(*checker.Write) {
 	if cfg.trace == "" {
 		return nil
@@ -170,13 +172,13 @@ func (cfg config) tracer() func(*checker.Write) {
 	return func(w *checker.Write) {
 		for _, c := range w.Changes {
 			if strings.Contains(c.Key, cfg.trace) {
-				fmt.Printf("%s %d %s\n  %s\n  %s\n", time.Unix(0, w.At).UTC().Format("15:04:05.000"), w.Index, c.Key, value(c.Before), value(c.After))
+				fmt.Printf("%s %d %s\n  %s\n  %s\n", time.Unix(0, w.At).UTC().Format("15:04:05.000"), w.Index,
+					c.Key, value(c.Before), value(c.After))
 			}
 		}
 	}
 }
 
-// print writes the report for people.
 func (r *report) print() {
 	fmt.Printf("\nseed %d, %s of faults, converged %s after healing\n", r.Seed, r.Length, r.Converged)
 	printCounts("operations", r.Operations)
@@ -195,13 +197,15 @@ func (r *report) print() {
 	if r.Judgement == nil {
 		return
 	}
-	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots, the breaker tripped %d times\n",
+	fmt.Printf("judged: %d entries of the Raft log, %d changes of records, %d restored snapshots, "+
+		"the breaker tripped %d times\n",
 		r.Judgement.Entries, r.Judgement.Transactions, r.Judgement.Restores, r.Judgement.Trips)
 	if r.Judgement.Restores > 0 {
 		fmt.Println("after a restore the epoch was new within", r.Judgement.RenewedAfter.Round(time.Millisecond))
 	}
 	if n := r.Judgement.Wipes; n > 0 {
-		fmt.Printf("everything was deleted %d times; what ran was found again within %s\n", n, r.Judgement.AdoptedAfter.Round(time.Millisecond))
+		fmt.Printf("everything was deleted %d times; what ran was found again within %s\n", n,
+			r.Judgement.AdoptedAfter.Round(time.Millisecond))
 	}
 	fmt.Printf("of ordered groups %d copies stopped by themselves, and %d indices were given up for that\n",
 		r.Judgement.Checked[checker.SelfStopped], r.Judgement.Checked[checker.GivenUpByTime])

@@ -18,57 +18,54 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// chaos is one run.
 type chaos struct {
 	cfg    config
 	report *report
 	events *events
 
 	serverMachines []*machine
-	servers        []*process // of the same order
-	agents         []*process // beside the farms
+	servers        []*process // in the same order as serverMachines
+	agents         []*process // one on the machine of each farm
 	farms          []*process
 	policies       []string // ids of the farms' ACL policies
 	hosts          []*process
 	nodes          []*simulated
-	credentials    *cluster.Credentials // of the nodes that are told
+	credentials    *cluster.Credentials // of the nodes that farms push to
 
 	client []*consul.Client // one through each server
 	stores []*store.Store
 	keys   *store.Keys
 
-	acting  sync.RWMutex // held to read while operators act
-	keeping sync.RWMutex // held to read while a register is used: a snapshot is restored between two uses only
+	acting  sync.RWMutex // operators hold it for reading while they act
+	keeping sync.RWMutex // clients hold it for reading while they use a register: a restore waits for them
 	epoch   int          // of the registers; see registers.go
-	lost    error        // why the records are not back that a wipe deleted
+	lost    error        // why the records that a wipe deleted could not be written back
 
 	resources sync.Map // manifest.Resources of pods, by the digest of their manifest
-	stopping  sync.Map // for how long pods run on without contact, at least and at most, likewise: []time.Duration
+	stopping  sync.Map // []time.Duration, by digest: how long pods run without contact, at least and at most
 	gateURL   string   // of the webhooks of rollouts
-	broken    sync.Map // true by the digest of manifests whose pods never run
-	spoilt    spoilt   // records that nobody can read
+	broken    sync.Map // has the digests of manifests whose pods always fail
+	spoilt    spoilt   // the records that the run made unreadable
 
 	deadMu    sync.Mutex
-	deadNodes []string // whose machine has died
+	deadNodes []string // nodes whose machine has died
 }
 
 const (
 	servers  = 3
 	farms    = 3
 	hosts    = 2  // machines of simulated nodes
-	nodesPer = 10 // on each
+	nodesPer = 10 // on each of these machines
 )
 
-// limits of the phases without faults
 const (
 	bootLimit      = 90 * time.Second
 	convergeGoal   = 30 * time.Second // after healing
-	convergeLimit  = 90 * time.Second // how long to wait to tell late from never
+	convergeLimit  = 90 * time.Second // a run that has not converged after this time counts as never converged
 	shutdownLimit  = 30 * time.Second
 	initialControl = 8 // controllers before the first fault
 )
 
-// inside is the run proper, in its namespaces.
 func inside(ctx context.Context, cfg config) (int, error) {
 	c := &chaos{cfg: cfg, report: newReport(cfg)}
 	if err := enter(ctx); err != nil {
@@ -89,7 +86,6 @@ func inside(ctx context.Context, cfg config) (int, error) {
 	return judge(cfg, c.report)
 }
 
-// run: boot, settle, disturb, heal, converge, rest.
 func (c *chaos) run(ctx context.Context) error {
 	background, stopBackground := context.WithCancel(ctx)
 	defer stopBackground()
@@ -133,7 +129,7 @@ func (c *chaos) run(ctx context.Context) error {
 	registers := c.startRegisters(background, disturbed, &daemons)
 	c.nemesis(disturbed)
 	calm()
-	_ = load.Wait() // workers end with disturbed and count their errors
+	_ = load.Wait() // workers end with disturbed, and count their errors themselves
 	c.report.Length = time.Since(c.report.Started).Round(time.Second).String()
 	if c.lost != nil {
 		return c.lost
@@ -149,8 +145,8 @@ func (c *chaos) run(ctx context.Context) error {
 	return c.rest(ctx, stopBackground, &daemons)
 }
 
-// converge waits until everything is as its controllers ask. Being late is a violation; never to get there is one that the
-// checker describes.
+// converge waits until everything is as its controllers desire. Too late is a violation. If it never is, the checker
+// describes what has not converged.
 func (c *chaos) converge(ctx context.Context, w *workload, d *deployer, healed time.Time) error {
 	limited, cancel := context.WithTimeout(ctx, convergeLimit)
 	defer cancel()
@@ -184,7 +180,6 @@ func (c *chaos) converge(ctx context.Context, w *workload, d *deployer, healed t
 	return nil
 }
 
-// rest stops everything that writes, notes what Consul holds, and ends Consul.
 func (c *chaos) rest(ctx context.Context, stop context.CancelFunc, daemons *errgroup.Group) error {
 	for _, n := range c.nodes {
 		if err := n.atEnd(c.events); err != nil {
@@ -209,12 +204,11 @@ func (c *chaos) rest(ctx context.Context, stop context.CancelFunc, daemons *errg
 	return nil
 }
 
-// nemesis disturbs until ctx ends. Nothing stays broken for longer than its fault lasts.
 func (c *chaos) nemesis(ctx context.Context) {
 	rng := newRand(c.cfg.seed, 1)
 	all, err := deck(c.cfg)
 	if err != nil {
-		panic(err) // parse has tried
+		panic(err) // parse has checked this
 	}
 	var left []fault
 	for ctx.Err() == nil {
@@ -236,16 +230,17 @@ func (c *chaos) nemesis(ctx context.Context) {
 	}
 }
 
-// draw takes the next fault, and now and then a second one that hits something else.
+// draw sometimes takes a second fault, with another target.
 func draw(left []fault, rng *rand.Rand) (now, rest []fault) {
 	now, rest = left[:1], left[1:]
-	if len(rest) > 0 && rest[0].hits != now[0].hits && rest[0].hits != hitsStore && now[0].hits != hitsStore && rng.IntN(4) == 0 {
+	if len(rest) > 0 && rest[0].hits != now[0].hits && rest[0].hits != hitsStore &&
+		now[0].hits != hitsStore && rng.IntN(4) == 0 {
 		return left[:2], rest[1:]
 	}
 	return now, rest
 }
 
-// strike carries one fault out and undoes it, also when ctx ends meanwhile.
+// strike causes one fault and undoes it, even if ctx ends meanwhile.
 func (c *chaos) strike(ctx context.Context, f fault, rng *rand.Rand) {
 	began := time.Now()
 	what, undo, err := f.do(ctx, c, rng)
@@ -262,7 +257,8 @@ func (c *chaos) strike(ctx context.Context, f fault, rng *rand.Rand) {
 	}
 }
 
-// noteMachine writes down that a fault hit a machine of nodes, or the servers, which speak for all machines, until now.
+// noteMachine writes that since began a fault disturbed a machine of nodes, or the servers, which report on all
+// machines.
 func (c *chaos) noteMachine(f fault, what string, began time.Time) {
 	e := checker.Event{Kind: checker.EventMachine, Call: began.UnixNano(), At: time.Now().UnixNano()}
 	switch {
@@ -274,7 +270,7 @@ func (c *chaos) noteMachine(f fault, what string, began time.Time) {
 	c.events.write(e)
 }
 
-// wait returns after a time, or false when ctx has ended.
+// wait returns false when ctx has ended.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -286,12 +282,11 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// newRand returns the source of one stream of choices: same seed, same choices.
+// newRand gives the same choices for the same seed and stream.
 func newRand(seed int64, stream uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(uint64(seed), stream))
 }
 
-// upTo returns a random time below the limit.
 func upTo(rng *rand.Rand, limit time.Duration) time.Duration {
 	return time.Duration(rng.Int64N(int64(limit)))
 }

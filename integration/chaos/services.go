@@ -21,30 +21,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// What one more operator does with services, all of it with rcctl.
+// One more operator deploys services with rcctl.
 
 const (
 	serviceCount = 4
 	leastPods    = 6  // of a service
-	mostPods     = 20 // and the most that it asks for
+	mostPods     = 20 // most pods that a service asks for
 	servicePause = 600 * time.Millisecond
-	// stageLimit is how long a stage may make no progress: most faults take a revision longer to get over.
+	// stageLimit is short: most faults delay a revision for longer.
 	stageLimit = 8 * time.Second
 )
 
-// strategies are what deployments alternate between.
 var strategies = []string{
-	rollout.AvailabilityStrategy, rollout.ResourceUtilStrategy, rollout.CanaryStrategy, rollout.BlueGreenStrategy, rollout.InPlaceStrategy,
+	rollout.AvailabilityStrategy, rollout.ResourceUtilStrategy, rollout.CanaryStrategy,
+	rollout.BlueGreenStrategy, rollout.InPlaceStrategy,
 }
 
-// deployer deploys services, one operator for all of them.
 type deployer struct {
 	c    *chaos
-	w    *workload // of the other operators, who may open what this one closes
+	w    *workload // the other operators, who may undrain the nodes that this operator drains
 	rng  *rand.Rand
-	turn int // of the strategies
+	turn int // counts deployments; selects the strategy
 	size [serviceCount]int
-	// again is when a service was deployed again at the end of the run.
+	// again is when each service was deployed again at the end of the run.
 	again [serviceCount]time.Time
 }
 
@@ -54,7 +53,6 @@ func newDeployer(c *chaos, w *workload) *deployer {
 
 func serviceName(i int) string { return fmt.Sprintf("svc-%d", i+1) }
 
-// initial deploys the services for the first time.
 func (d *deployer) initial(ctx context.Context) error {
 	for i := range serviceCount {
 		d.size[i] = leastPods + d.rng.IntN(mostPods-leastPods+1)
@@ -65,7 +63,6 @@ func (d *deployer) initial(ctx context.Context) error {
 	return nil
 }
 
-// start has the operator act until ctx ends.
 func (d *deployer) start(ctx context.Context, group *errgroup.Group) {
 	group.Go(func() error {
 		for wait(ctx, servicePause/10+upTo(d.rng, servicePause)) {
@@ -82,7 +79,7 @@ func (d *deployer) start(ctx context.Context, group *errgroup.Group) {
 	})
 }
 
-// act does one thing to one service: what there is to be done where its rollout is.
+// act does one thing to one service that its rollout allows now.
 func (d *deployer) act(ctx context.Context) (what string, err error) {
 	i, dice := d.rng.IntN(serviceCount), d.rng.IntN(100)
 	n := leastPods + d.rng.IntN(mostPods-leastPods+1)
@@ -108,7 +105,7 @@ func (d *deployer) act(ctx context.Context) (what string, err error) {
 	case none:
 		return "", nil
 	case dice >= 88:
-		return d.next(ctx, i, bad) // in mid-course
+		return d.next(ctx, i, bad) // while a rollout is under way
 	case state == rollout.Paused && dice < 60:
 		return ask("resume")
 	case state == rollout.WaitingForPromote && dice < 40:
@@ -122,10 +119,10 @@ func (d *deployer) act(ctx context.Context) (what string, err error) {
 	case dice < 50:
 		return d.drain(ctx, &rec.Value)
 	}
-	return "", nil // it goes on
+	return "", nil // the rollout continues
 }
 
-// drain closes a node on which a rollout has pods, or opens one that is closed: its pods move while counts do.
+// drain drains a node on which a rollout has pods, so that pods move while counts change, or ends a drain.
 func (d *deployer) drain(ctx context.Context, r *rollout.Record) (what string, err error) {
 	of := r.Revisions[d.rng.IntN(len(r.Revisions))].RC
 	placed, _, err := d.c.stores[d.rng.IntN(servers)].Pods.List(ctx, store.Default, of)
@@ -136,7 +133,6 @@ func (d *deployer) drain(ctx context.Context, r *rollout.Record) (what string, e
 	return what + " in a rollout", err
 }
 
-// next deploys another version of a service with the next strategy.
 func (d *deployer) next(ctx context.Context, i int, bad bool) (what string, err error) {
 	d.turn++
 	strategy := strategies[d.turn%len(strategies)]
@@ -147,12 +143,10 @@ func (d *deployer) next(ctx context.Context, i int, bad bool) (what string, err 
 	return what, d.deploy(ctx, i, strategy, bad)
 }
 
-// deploy deploys another version of a service.
 func (d *deployer) deploy(ctx context.Context, i int, strategy string, bad bool) error {
 	return d.write(ctx, d.document(i, strategy), bad)
 }
 
-// write has rcctl deploy a document.
 func (d *deployer) write(ctx context.Context, spec *record.ServiceSpec, bad bool) error {
 	canonical, err := spec.Pod.Canonical()
 	if err != nil {
@@ -172,13 +166,16 @@ func (d *deployer) write(ctx context.Context, spec *record.ServiceSpec, bad bool
 	return d.c.rcctl(ctx, "deploy", "--file", path, "--yes", "--detach")
 }
 
-// document returns one of a service that differs from earlier ones, also in the farms that may own the revision. Every second service has a
-// dynamic port.
+// document differs from earlier ones, perhaps also in the team, and so in the farms that may own the revision. Every
+// second service has a dynamic port.
 func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 	total, timeout := d.size[i], field.Duration(stageLimit)
 	knobs := rollout.Knobs{
 		Strategy: strategy, Step: &rollout.Amount{N: 1 + d.rng.IntN(total/2)}, StageTimeout: &timeout,
-		OnTimeout: []string{rollout.OnTimeoutRollback, rollout.OnTimeoutPause, rollout.OnTimeoutContinue}[d.rng.IntN(3)],
+		OnTimeout: []string{
+			rollout.OnTimeoutRollback, rollout.OnTimeoutPause,
+			rollout.OnTimeoutContinue,
+		}[d.rng.IntN(3)],
 	}
 	short := field.Duration(upTo(d.rng, 3*time.Second).Truncate(time.Millisecond))
 	switch strategy {
@@ -187,7 +184,8 @@ func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 	case rollout.BlueGreenStrategy:
 		knobs.KeepOld = &short
 	}
-	if promotes := d.rng.IntN(3) > 0; promotes && (strategy == rollout.CanaryStrategy || strategy == rollout.BlueGreenStrategy) {
+	if promotes := d.rng.IntN(3) > 0; promotes &&
+		(strategy == rollout.CanaryStrategy || strategy == rollout.BlueGreenStrategy) {
 		knobs.AutoPromote = &short
 	}
 	if d.rng.IntN(4) == 0 {
@@ -196,15 +194,19 @@ func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 	pod := &manifest.Manifest{
 		Version: manifest.Version, ID: serviceName(i), MinReady: new(field.Duration),
 		Launchables: []manifest.Launchable{{
-			Name:     "main",
-			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064x", d.rng.Uint64())},
+			Name: "main",
+			Artifact: manifest.Artifact{
+				Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz",
+				SHA256: fmt.Sprintf("%064x", d.rng.Uint64()),
+			},
 		}},
 	}
 	if i%2 == 1 {
 		pod.Ports = []manifest.Port{{Name: "http", Dynamic: true}}
 	}
 	spec := &record.ServiceSpec{
-		Name: serviceName(i), Labels: map[string]string{teamLabel: []string{"a", "b"}[d.rng.IntN(2)]}, Replicas: &total, Update: knobs, Pod: pod, NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+		Name: serviceName(i), Labels: map[string]string{teamLabel: []string{"a", "b"}[d.rng.IntN(2)]}, Replicas: &total,
+		Update: knobs, Pod: pod, NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
 	if d.rng.IntN(4) == 0 {
 		spec.PreDeploy = &record.PreDeploy{}
@@ -212,15 +214,15 @@ func (d *deployer) document(i int, strategy string) *record.ServiceSpec {
 	return spec
 }
 
-// How services are brought to one revision each, after everything is healed.
+// After everything is healed, each service is brought to one revision.
 const (
-	finishPatience   = 8 * time.Second  // rollouts may go on for so long
-	convergePatience = 2 * time.Second  // and controllers may take so long without one
+	finishPatience   = 8 * time.Second  // how long rollouts may continue
+	convergePatience = 2 * time.Second  // how long controllers without a rollout may take
 	finishAgain      = 10 * time.Second // between two deployments of one service
 )
 
-// finish has each service come to one revision: a rollout that is paused goes on, one that waits is promoted. What has not got there after
-// some time is deployed again, as after a wipe, which takes rollouts away.
+// finish resumes paused rollouts and promotes waiting ones. After some time it deploys a service again, for example
+// because a wipe deleted its rollout.
 func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 	var errs []error
 	for i := range serviceCount {
@@ -240,7 +242,7 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 		if err != nil && time.Since(healed) > patience && time.Since(d.again[i]) > finishAgain {
 			d.again[i] = time.Now()
 			spec := d.document(i, rollout.AvailabilityStrategy)
-			spec.Update.Step = &rollout.Amount{N: d.size[i]} // at once
+			spec.Update.Step = &rollout.Amount{N: d.size[i]} // all pods at once
 			spec.Update.Gates, spec.PreDeploy = rollout.Gates{}, nil
 			errs = append(errs, d.write(ctx, spec, false))
 		}
@@ -248,7 +250,7 @@ func (d *deployer) finish(ctx context.Context, healed time.Time) error {
 	return errors.Join(append(errs, d.deleteLeftPreDeploys(ctx))...)
 }
 
-// deleteLeftPreDeploys deletes the controllers of a pre_deploy whose rollout a wipe or a restore took away: no rollout ends them.
+// If a wipe or a restore deleted a rollout, no other component deletes its controller of a pre_deploy.
 func (d *deployer) deleteLeftPreDeploys(ctx context.Context) error {
 	st := d.c.stores[rand.IntN(servers)]
 	recs, corrupt, err := st.RCs.List(ctx, store.Default)
@@ -261,7 +263,8 @@ func (d *deployer) deleteLeftPreDeploys(ctx context.Context) error {
 		}
 		switch _, err := st.Deployments.RolloutOf(ctx, service); {
 		case errors.Is(err, store.ErrNotFound):
-			errs = append(errs, fmt.Errorf("%s is left without its rollout", r.Name), d.c.rcctl(ctx, "rc", "delete", r.Name, "--force", "--allow-mass-stop"))
+			errs = append(errs, fmt.Errorf("%s is left without its rollout", r.Name),
+				d.c.rcctl(ctx, "rc", "delete", r.Name, "--force", "--allow-mass-stop"))
 		case err != nil:
 			errs = append(errs, err)
 		}
@@ -269,19 +272,19 @@ func (d *deployer) deleteLeftPreDeploys(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// carryOn asks a rollout for what it needs to go on, and says that it is under way.
+// carryOn makes the request that a rollout waits for. It returns an error while the rollout is under way.
 func (d *deployer) carryOn(ctx context.Context, r *rollout.Record) (err error) {
 	switch {
-	case r.Request != nil: // it is looked at soon
+	case r.Request != nil: // the owner answers it soon
 	case r.State == rollout.Paused:
 		err = d.c.rcctl(ctx, "rollout", "resume", r.Service)
 	case r.State == rollout.WaitingForPromote:
 		err = d.c.rcctl(ctx, "rollout", "promote", r.Service)
 	}
-	return errors.Join(fmt.Errorf("the rollout of %s is %s in stage %d, %s: %s %s", r.Service, r.State, r.Stage, r.Phase, r.Reason, r.BlockedReason), err)
+	return errors.Join(fmt.Errorf("the rollout of %s is %s in stage %d, %s: %s %s", r.Service, r.State, r.Stage,
+		r.Phase, r.Reason, r.BlockedReason), err)
 }
 
-// converged says why a service without a rollout is not at one revision.
 func (d *deployer) converged(ctx context.Context, name string) error {
 	st := d.c.stores[rand.IntN(servers)]
 	recs, corrupt, err := st.RCs.List(ctx, store.Default)

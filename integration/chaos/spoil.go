@@ -14,14 +14,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// spoilt remembers what the run overwrote with values that nobody can read. Each such value is written once, so that it tells what it
-// replaced, also where a restored snapshot brings it back.
+// spoilt remembers the overwritten values. Each bad value is unique, so its good one is found even if a restore brings
+// the bad one back.
 type spoilt struct {
 	mu  sync.Mutex
-	was map[string][]byte // by the bad value
+	was map[string][]byte // good values, by the bad value that replaced them
 }
 
-// replace returns a new bad value in place of a good one, or of a bad one that was not mended.
+// replace returns a new bad value for a record. If the record has a bad value already, replace remembers the good value
+// before it.
 func (s *spoilt) replace(good []byte, rng *rand.Rand) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,7 +38,6 @@ func (s *spoilt) replace(good []byte, rng *rand.Rand) string {
 	return bad
 }
 
-// good returns what a bad value replaced; ok is false for any other value.
 func (s *spoilt) good(value []byte) (good []byte, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,11 +45,13 @@ func (s *spoilt) good(value []byte) (good []byte, ok bool) {
 	return good, ok
 }
 
-// recordGarbage overwrites the record of a controller, or one of its placements, by hand, and mends it later.
-func recordGarbage(ctx context.Context, c *chaos, rng *rand.Rand) (key string, undo func(context.Context) error, err error) {
+// recordGarbage spoils a controller's record, or one of its placements, and mends it later.
+func recordGarbage(ctx context.Context, c *chaos,
+	rng *rand.Rand,
+) (key string, undo func(context.Context) error, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	err = cluster.Until(limited, func() error { // others write it, too
+	err = cluster.Until(limited, func() error { // try again, because others write the record, too
 		key, err = c.spoil(limited, rng)
 		return err
 	})
@@ -58,7 +60,6 @@ func recordGarbage(ctx context.Context, c *chaos, rng *rand.Rand) (key string, u
 	}, err
 }
 
-// spoil overwrites one record.
 func (c *chaos) spoil(ctx context.Context, rng *rand.Rand) (key string, err error) {
 	key, err = c.someRecord(ctx, rng)
 	if err != nil {
@@ -73,7 +74,7 @@ func (c *chaos) spoil(ctx context.Context, rng *rand.Rand) (key string, err erro
 	return key, err
 }
 
-// someRecord returns the key of a controller's record, or more often of one of its placements. Many controllers have none.
+// someRecord chooses placements more often, because many controllers have none.
 func (c *chaos) someRecord(ctx context.Context, rng *rand.Rand) (key string, err error) {
 	r, err := c.someController(ctx, rng)
 	if err != nil {
@@ -91,7 +92,7 @@ func (c *chaos) someRecord(ctx context.Context, rng *rand.Rand) (key string, err
 	return c.keys.RCs.Key(r.ID), nil
 }
 
-// mend writes back every record that the run has spoilt, and rings for its controller.
+// mend restores every spoilt record, and rings its controller's bell.
 func (c *chaos) mend(ctx context.Context) error {
 	var errs []error
 	for _, below := range []string{c.keys.RCs.Key(), c.keys.Pods.Key()} {

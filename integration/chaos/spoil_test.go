@@ -16,7 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// onOne is a run whose servers are all one, with one controller that has one placement.
+// onOne has one server, and one controller with one placement.
 func onOne(t *testing.T) *chaos {
 	t.Helper()
 	client, prefix := consultest.Client(t)
@@ -29,8 +29,14 @@ func onOne(t *testing.T) *chaos {
 		c.client, c.stores = append(c.client, client), append(c.stores, store.New(client, keys))
 	}
 	one, digest := 1, strings.Repeat("d", 64)
-	r := rc.RC{ID: store.NewID(), Name: "web", ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}}, ManifestDigest: digest}
-	p := pod.Placement{Identity: pod.Identity{RCID: r.ID, Role: rc.DefaultRole}, Node: "n1", PodID: "web", Digest: digest, RunState: pod.Running, Revision: 1, ChangedAt: time.Now()}
+	r := rc.RC{
+		ID: store.NewID(), Name: "web", ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}},
+		ManifestDigest: digest,
+	}
+	p := pod.Placement{
+		Identity: pod.Identity{RCID: r.ID, Role: rc.DefaultRole}, Node: "n1", PodID: "web",
+		Digest: digest, RunState: pod.Running, Revision: 1, ChangedAt: time.Now(),
+	}
 	for key, record := range map[string]any{keys.RCs.Key(r.ID): r, keys.Pods.Key(p.Identity.String()): p} {
 		value, err := json.Marshal(record)
 		if err == nil {
@@ -43,14 +49,13 @@ func onOne(t *testing.T) *chaos {
 	return c
 }
 
-// unreadable returns how many records of controllers and how many placements cannot be read.
 func (c *chaos) unreadable(ctx context.Context) (records, placements int, err error) {
 	_, corrupt, err := c.stores[0].RCs.List(ctx, store.Consistent)
 	_, more, alsoErr := c.stores[0].Pods.List(ctx, store.Consistent)
 	return len(corrupt), len(more), errors.Join(err, alsoErr)
 }
 
-// Whatever is written over a record, no reader accepts it, and mending brings back what was there.
+// No reader accepts a value that spoils a record, and the repair restores the good value.
 func TestSpoiltRecordsAreMended(t *testing.T) {
 	t.Parallel()
 	c := onOne(t)
@@ -87,7 +92,7 @@ func TestSpoiltRecordsAreMended(t *testing.T) {
 	}
 }
 
-// A bad value that was written over another leads to what was good.
+// If a bad value replaced another bad value, the repair still restores the good value.
 func TestSpoiltTwice(t *testing.T) {
 	t.Parallel()
 	var s spoilt

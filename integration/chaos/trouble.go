@@ -14,12 +14,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// trouble makes some pods of a node fail for a while: when they start, and later. Nothing is in trouble for longer than
-// troubleLimit.
+// trouble makes some pods of a node fail for at most troubleLimit, when they start or later.
 type trouble struct {
 	on atomic.Bool
 
-	broken func(digest string) bool // pods that never run are in no other trouble
+	broken func(digest string) bool // reports whether pods always fail; these have no other trouble
 
 	mu  sync.Mutex
 	rng *rand.Rand
@@ -35,7 +34,7 @@ func newTrouble(seed int64, node int, broken func(string) bool) *trouble {
 	return &trouble{rng: newRand(seed, 200+uint64(node)), broken: broken}
 }
 
-// start says what comes of an intent at first. A pod in trouble becomes ready later.
+// start returns the first report about an intent. A pod in trouble becomes ready later.
 func (t *trouble) start(n *simnode.Node, in pod.Intent) pod.Reality {
 	r := simnode.Obey(in)
 	t.mu.Lock()
@@ -51,14 +50,16 @@ func (t *trouble) start(n *simnode.Node, in pod.Intent) pod.Reality {
 		return r
 	}
 	r.State, r.Available = []pod.State{pod.StateStarting, pod.StateFailed}[t.rng.IntN(2)], false
-	time.AfterFunc(reactLimit+upTo(t.rng, troubleLimit), func() { n.Amend(in.Identity, in.Revision, pod.StateReady, true) })
+	time.AfterFunc(reactLimit+upTo(t.rng, troubleLimit), func() {
+		n.Amend(in.Identity, in.Revision, pod.StateReady, true)
+	})
 	return r
 }
 
-// runsOnce reports whether the pod is the one that runs to its end before a rollout begins.
+// runsOnce: pods of pre_deploy run to their end.
 func runsOnce(in pod.Intent) bool { return strings.HasSuffix(in.PodID, "-pre-deploy") }
 
-// end says how a pod has ended that runs once. mu is held.
+// The caller holds mu.
 func (t *trouble) end(r pod.Reality) pod.Reality {
 	r.State, r.Available, r.LastExit = pod.StateEnded, false, &pod.Exit{Launchable: "main", At: time.Now()}
 	if t.on.Load() && t.rng.IntN(100) < startTrouble {
@@ -67,7 +68,6 @@ func (t *trouble) end(r pod.Reality) pod.Reality {
 	return r
 }
 
-// strike has one pod after the other fail and recover, until ctx ends.
 func (t *trouble) strike(ctx context.Context, n *simnode.Node) {
 	for wait(ctx, t.time(2*troublePause)) {
 		runs := n.Running()
@@ -94,7 +94,6 @@ func (t *trouble) time(limit time.Duration) time.Duration {
 	return upTo(t.rng, limit)
 }
 
-// troubles puts pods of all nodes in trouble until ctx ends.
 func (c *chaos) troubles(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, n := range c.nodes {

@@ -15,28 +15,26 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// wipeFault is the fault that deletes everything.
 const wipeFault = "wipe"
 
-// What is back after a wipe, and when.
 const (
-	wipedFor     = 3 * time.Second  // at most until an operator has found out
-	wipePatience = 30 * time.Second // to delete, or to write back, before servers that hang are restarted
-	wipeGivesUp  = 10 * time.Minute // such a run cannot be judged
+	wipedFor     = 3 * time.Second  // longest time until an operator notices the mistake
+	wipePatience = 30 * time.Second // how long to try to delete or write back, before servers that hang are restarted
+	wipeGivesUp  = 10 * time.Minute // when even this fails, the run cannot be judged
 )
 
-// undisturbed is how long nothing else happens after a wipe: until everything must have been adopted.
+// undisturbed: no other fault comes until everything must be adopted.
 func undisturbed(time.Duration) time.Duration { return checker.AdoptedWithin }
 
-// wipe has an operator delete everything by mistake. The others' work rests until what ran must have been found again.
+// wipe deletes everything by mistake. Other operators pause until everything that ran must be adopted.
 func wipe(ctx context.Context, c *chaos, rng *rand.Rand) (string, func(context.Context) error, error) {
 	c.acting.Lock()
 	what, err := c.deleteAll(ctx, upTo(rng, wipedFor))
 	return what, func(context.Context) error { c.acting.Unlock(); return nil }, err
 }
 
-// deleteAll deletes everything, and after a while writes back what is desired from an export, as docs/runbook.md asks for. What has been
-// begun is ended, whatever becomes of the run.
+// deleteAll deletes everything, and after a while writes the desired records back from an export, as docs/runbook.md
+// describes, even if the run ends meanwhile.
 func (c *chaos) deleteAll(ctx context.Context, away time.Duration) (what string, err error) {
 	export, err := c.export(ctx)
 	if err == nil && len(export) == 0 {
@@ -45,7 +43,8 @@ func (c *chaos) deleteAll(ctx context.Context, away time.Duration) (what string,
 	if err != nil {
 		return "", err
 	}
-	lasting, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), wipeGivesUp, errors.New("the store cannot be written"))
+	lasting, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), wipeGivesUp,
+		errors.New("the store cannot be written"))
 	defer cancel()
 	event := checker.Event{Kind: checker.EventWipe, Call: time.Now().UnixNano()}
 	schema := c.stores[0].Keys().Schema.Key()
@@ -55,7 +54,9 @@ func (c *chaos) deleteAll(ctx context.Context, away time.Duration) (what string,
 	wait(ctx, away)
 	for _, p := range export {
 		if err == nil {
-			err = insist(lasting, wipePatience, func(ctx context.Context) error { return putBack(ctx, p, c.anyClient()) }, c.wake)
+			err = insist(lasting, wipePatience, func(ctx context.Context) error {
+				return putBack(ctx, p, c.anyClient())
+			}, c.wake)
 		}
 	}
 	event.At = time.Now().UnixNano()
@@ -68,12 +69,12 @@ func (c *chaos) deleteAll(ctx context.Context, away time.Duration) (what string,
 	return fmt.Sprintf("%d records back after %s", len(export), away.Round(time.Millisecond)), err
 }
 
-// untilBelled waits until each controller of an export has its bell, for as long as that may take: only then do farms know of it.
+// untilBelled waits until each controller of an export has its bell: without one, farms do not notice it.
 func (c *chaos) untilBelled(ctx context.Context, export []consul.Pair) {
 	limited, cancel := context.WithTimeout(ctx, checker.BelledWithin)
 	defer cancel()
 	keys := c.stores[0].Keys()
-	_ = cluster.Until(limited, func() error { // what is missing at the end is judged by the checker
+	_ = cluster.Until(limited, func() error { // the checker judges what is missing at the end
 		for _, p := range export {
 			id, isRC := strings.CutPrefix(p.Key, store.DefaultPrefix+"rcs/")
 			if !isRC {
@@ -89,8 +90,8 @@ func (c *chaos) untilBelled(ctx context.Context, export []consul.Pair) {
 
 func (c *chaos) anyClient() *consul.Client { return c.client[rand.IntN(servers)] }
 
-// insist tries until it works or ctx ends. Each time that it has tried for longer than patience, help is called; if that fails, it tries
-// all the same.
+// insist calls try until it succeeds or ctx ends. Each time that try has failed for the length of patience, insist
+// calls help. It continues even if help fails.
 func insist(ctx context.Context, patience time.Duration, try, help func(context.Context) error) error {
 	for {
 		limited, cancel := context.WithTimeout(ctx, patience)
@@ -106,14 +107,13 @@ func insist(ctx context.Context, patience time.Duration, try, help func(context.
 	}
 }
 
-// records is what a wipe uses of Consul.
 type records interface {
 	List(ctx context.Context, prefix string, consistency consul.Consistency) ([]consul.Pair, error)
 	Commit(ctx context.Context, ops []consul.Op) (map[string]uint64, error)
 }
 
-// deleteOnce deletes everything below a prefix, in which the schema is. It may be tried again after any failure: what was sent before and arrives late is refused,
-// because the schema that it speaks of is gone, and an earlier try that worked is seen by what is not there any more.
+// deleteOnce deletes everything below a prefix on condition of the schema, and may be called again after any failure:
+// Consul refuses a late request, because the schema is gone. If an earlier one has worked, the exported keys are gone.
 func deleteOnce(ctx context.Context, prefix, schema string, export []consul.Pair, in records) error {
 	there, err := in.List(ctx, prefix, consul.Consistent)
 	if err != nil {
@@ -134,7 +134,7 @@ func deleteOnce(ctx context.Context, prefix, schema string, export []consul.Pair
 	return err
 }
 
-// putBack writes a record back, unless it is there. It may be tried again after any failure.
+// putBack writes a record unless it exists, so it may be called again after any failure.
 func putBack(ctx context.Context, p consul.Pair, in records) error {
 	_, err := in.Commit(ctx, []consul.Op{consul.CAS(p.Key, p.Value, 0)})
 	if errors.Is(err, consul.ErrRefused) {
@@ -143,7 +143,7 @@ func putBack(ctx context.Context, p consul.Pair, in records) error {
 	return err
 }
 
-// export returns what operators desire: controllers, their names and manifests, and what services are. Rollouts under way are not among it.
+// export returns what operators desire: controllers, their names and manifests, and services. It leaves out rollouts.
 func (c *chaos) export(ctx context.Context) (out []consul.Pair, err error) {
 	for _, part := range []string{"deployments/", "manifests/", "names/", "rcs/"} {
 		pairs, err := c.client[rand.IntN(servers)].List(ctx, store.DefaultPrefix+part, consul.Consistent)
@@ -154,7 +154,7 @@ func (c *chaos) export(ctx context.Context) (out []consul.Pair, err error) {
 			if good, is := c.spoilt.good(p.Value); is {
 				p.Value = good
 			}
-			if !strings.HasSuffix(p.Key, "/") { // markers are the farms' own
+			if !strings.HasSuffix(p.Key, "/") { // farms write the markers
 				out = append(out, p)
 			}
 		}

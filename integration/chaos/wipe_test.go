@@ -15,7 +15,7 @@ import (
 
 var errAway = errors.New("the servers are away")
 
-// flawed is a store whose writes fail, as its rule says of each in order: before they are sent, or when they have landed.
+// flawed fails the n-th write before it is sent, or after it has landed.
 type flawed struct {
 	records
 	writes atomic.Int32
@@ -31,7 +31,6 @@ func (f *flawed) Commit(ctx context.Context, ops []consul.Op) (map[string]uint64
 	return indices, errors.Join(after, err)
 }
 
-// exported puts a schema, records and what is not exported below a prefix.
 func exported(t *testing.T, in records, prefix string) (schema string, export []consul.Pair) {
 	t.Helper()
 	schema = prefix + "schema"
@@ -46,7 +45,6 @@ func exported(t *testing.T, in records, prefix string) (schema string, export []
 	return schema, export
 }
 
-// below returns what is below a prefix.
 func below(t *testing.T, in records, prefix string) (keys []string) {
 	t.Helper()
 	pairs, err := in.List(t.Context(), prefix, consul.Consistent)
@@ -59,7 +57,7 @@ func below(t *testing.T, in records, prefix string) (keys []string) {
 	return keys
 }
 
-// However writes fail, the records that a wipe deleted are back at its end, each once; help comes only when it takes long.
+// Even if writes fail, a wipe writes back each record once. It calls help only after a long time.
 func TestAWipeWritesTheRecordsBack(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -86,7 +84,9 @@ func TestAWipeWritesTheRecordsBack(t *testing.T) {
 			if tt.help {
 				patience = 50 * time.Millisecond
 			}
-			if err := insist(t.Context(), patience, func(ctx context.Context) error { return deleteOnce(ctx, prefix, schema, export, through) }, help); err != nil {
+			if err := insist(t.Context(), patience,
+				func(ctx context.Context) error { return deleteOnce(ctx, prefix, schema, export, through) },
+				help); err != nil {
 				t.Fatal(err)
 			}
 			if left := below(t, client, prefix); len(left) > 0 {
@@ -94,7 +94,8 @@ func TestAWipeWritesTheRecordsBack(t *testing.T) {
 			}
 			helped.Store(false)
 			for _, p := range export {
-				if err := insist(t.Context(), patience, func(ctx context.Context) error { return putBack(ctx, p, through) }, help); err != nil {
+				if err := insist(t.Context(), patience,
+					func(ctx context.Context) error { return putBack(ctx, p, through) }, help); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -119,7 +120,7 @@ func failing(fails bool) error {
 	return nil
 }
 
-// What a try sent and nobody heard of may arrive when the records are back: it deletes nothing then, and overwrites nothing.
+// A request of an earlier try that arrives after the records were written back deletes and overwrites nothing.
 func TestAWipeThatArrivesLate(t *testing.T) {
 	t.Parallel()
 	client, prefix := consultest.Client(t)
@@ -151,7 +152,7 @@ func TestAWipeThatArrivesLate(t *testing.T) {
 	}
 }
 
-// catching is a store whose writes are not sent, but kept.
+// catching keeps writes and does not send them.
 type catching struct {
 	records
 	ops *[]consul.Op

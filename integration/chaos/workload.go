@@ -20,13 +20,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// workload is the operators of a run: they create, scale, change and delete controllers.
+// workload is the operators of a run.
 type workload struct {
 	c *chaos
 
 	mu   sync.Mutex
 	made map[int]int // controllers made so far, by slot
-	// ineligible are the nodes that may be drained, leaky those that may have a claim for nobody.
+	// ineligible has the nodes that may be drained. leaky has the nodes that may have a leaked claim.
 	ineligible, leaky map[string]bool
 	labelled          map[string]bool // nodes that may have another label
 }
@@ -35,32 +35,34 @@ const (
 	operators     = 3
 	slotCount     = 12  // controllers at a time, one in each slot; two slots share a static port
 	maxReplicas   = 6   // of most controllers
-	maxPods       = 300 // of large ones: the nodes have room for two of them
+	maxPods       = 300 // of large controllers: the nodes have capacity for two of these
 	callLimit     = 10 * time.Second
-	maxSurge      = 3                      // of those controllers that do not leave it to the default
+	maxSurge      = 3                      // of controllers that do not use the default
 	maxIneligible = 2                      // nodes that are drained at a time
 	maxLabelled   = 4                      // nodes in another rack than their own at a time
 	pauseLimit    = 600 * time.Millisecond // between two acts of one operator
 )
 
-// What pods take of a node. Few of those that take most fit on a small node; see newSimulated.
+// Only a few of the largest pods fit on a small node; see newSimulated.
 const (
 	someCPU    = 100       // thousandths of a core
 	someMemory = 128 << 20 // bytes
 	largeCPU   = 20        // of each pod of a large controller
 )
 
-// Nodes count as lost early, so that faults of a few seconds have their pods replaced.
+// Faults last only seconds, so farms must replace pods soon.
 const (
 	lostAfter      = field.Duration(2 * time.Second)
 	unmanagedAfter = field.Duration(4 * time.Second)
 )
 
 func newWorkload(c *chaos) *workload {
-	return &workload{c: c, made: map[int]int{}, ineligible: map[string]bool{}, leaky: map[string]bool{}, labelled: map[string]bool{}}
+	return &workload{
+		c: c, made: map[int]int{}, ineligible: map[string]bool{},
+		leaky: map[string]bool{}, labelled: map[string]bool{},
+	}
 }
 
-// initial makes the first controllers.
 func (w *workload) initial(ctx context.Context) error {
 	rng := newRand(w.c.cfg.seed, 3)
 	st := w.c.stores[0]
@@ -75,7 +77,6 @@ func (w *workload) initial(ctx context.Context) error {
 	return nil
 }
 
-// start runs the operators until ctx ends.
 func (w *workload) start(ctx context.Context, group *errgroup.Group) {
 	for i := range operators {
 		rng := newRand(w.c.cfg.seed, 4+uint64(i))
@@ -109,7 +110,7 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 	case err != nil:
 		return "read", err
 	case rec.Value.DeletedAt != nil && rec.Value.AllowMassStop != rec.Value.Generation && dice < 20:
-		// The breaker may hold it up. It is for another operator to say that it is meant.
+		// The breaker may delay the deletion: another operator allows its many stops.
 		return "delete again", writeRC(ctx, st, rec, nil, "delete", true)
 	case rec.Value.DeletedAt != nil:
 		return "wait for a deletion", nil
@@ -120,20 +121,22 @@ func (w *workload) act(ctx context.Context, rng *rand.Rand) (what string, err er
 	return w.actOn(ctx, st, rec, slot, dice, n, rng)
 }
 
-// actOn does one thing to a controller, or to a node.
-func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], slot, dice, n int, rng *rand.Rand) (string, error) {
-	// What pods do one after the other takes hundreds of them too long.
+func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], slot, dice,
+	n int, rng *rand.Rand,
+) (string, error) {
+	// One after the other, hundreds of pods take too long.
 	oneByOne := dice >= 50 && dice < 72 || dice >= 78 && dice < 82
 	switch {
 	case dice >= 46 && dice < 50:
 		return w.relabel(ctx, rng)
 	case dice < 50 && slot == eachSlot:
-		return "scale", nil // it has no number
+		return "scale", nil // this controller has no number of replicas
 	case dice < 50, oneByOne && isLarge(slot):
 		rec.Value.ReplicaGroups = w.c.groups(slot, n)
 		return "scale", w.change(ctx, st, rec, nil, "scale", rng)
 	case dice < 72:
-		return "change manifest", w.change(ctx, st, rec, w.c.manifestOf(rec.Value.Name, slot, rng), "change manifest", rng)
+		return "change manifest",
+			w.change(ctx, st, rec, w.c.manifestOf(rec.Value.Name, slot, rng), "change manifest", rng)
 	case dice < 78:
 		return w.drain(ctx, rng)
 	case dice < 82:
@@ -153,9 +156,10 @@ func (w *workload) actOn(ctx context.Context, st *store.Store, rec store.Rec[rc.
 	}
 }
 
-// change writes a controller as operators do: three times out of four with the word that it may stop many pods at once.
-// Without it the mass-stop breaker may trip.
-func (w *workload) change(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string, rng *rand.Rand) error {
+// Three changes out of four allow many stops. The others may trip the breaker.
+func (w *workload) change(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest,
+	what string, rng *rand.Rand,
+) error {
 	if m != nil {
 		canonical, err := m.Canonical()
 		if err != nil {
@@ -163,21 +167,22 @@ func (w *workload) change(ctx context.Context, st *store.Store, rec store.Rec[rc
 		}
 		w.c.resources.Store(manifest.Digest(canonical), m.Launchables[0].Resources)
 		if most, stops := m.StopsItself(); stops {
-			w.c.stopping.Store(manifest.Digest(canonical), []time.Duration{m.Disconnect.StopAfter.Or(0), most + m.Grace()})
+			w.c.stopping.Store(manifest.Digest(canonical),
+				[]time.Duration{m.Disconnect.StopAfter.Or(0), most + m.Grace()})
 		}
 	}
 	return writeRC(ctx, st, rec, m, what, rng.IntN(4) > 0)
 }
 
-// hurry scales every controller again and again, through all servers at once, until the time is up. What cannot be reached
-// is left out.
+// hurry scales random controllers through all servers at once until the limit, and ignores failures.
 func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	_ = c.resume(ctx) // farms that may stop nothing are not busy
+	_ = c.resume(ctx) // while the breaker is tripped, farms have little to do
 	recs, _, err := c.stores[rng.IntN(servers)].RCs.List(ctx, store.Default)
 	recs = slices.DeleteFunc(recs, func(r store.Rec[rc.RC]) bool {
-		return r.Value.Service != nil || rc.IsPreDeploy(r.Value.ID) || r.Value.EachNode() // those are changed by rollouts, or have no number
+		// rollouts change these, or they have no number of replicas
+		return r.Value.Service != nil || rc.IsPreDeploy(r.Value.ID) || r.Value.EachNode()
 	})
 	if err != nil || len(recs) == 0 {
 		return
@@ -197,7 +202,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 					c.report.operation("scale", err)
 				}
 				if err != nil {
-					wait(ctx, 20*time.Millisecond) // its server is away
+					wait(ctx, 20*time.Millisecond) // the server is away
 				}
 			}
 		})
@@ -205,7 +210,7 @@ func (c *chaos) hurry(ctx context.Context, rng *rand.Rand, limit time.Duration) 
 	all.Wait()
 }
 
-// find returns the controller that has a slot. After a restored snapshot there may be two; then it is the first by id.
+// find returns the controller of a slot. After a restore there may be two; find then returns the first by id.
 func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.Rec[rc.RC], error) {
 	recs, corrupt, err := st.RCs.List(ctx, store.Default)
 	for _, r := range recs {
@@ -214,32 +219,30 @@ func (w *workload) find(ctx context.Context, st *store.Store, slot int) (store.R
 		}
 	}
 	if err := errors.Join(append(corrupt, err)...); err != nil {
-		return store.Rec[rc.RC]{}, err // it may be one that is spoilt
+		return store.Rec[rc.RC]{}, err // the controller may be one of the spoilt records
 	}
 	return store.Rec[rc.RC]{}, store.ErrNotFound
 }
 
-// eachSlot is that of the controller with a pod on each node that matches. Its pods take no ports and no resources: each has only one node
-// where it may be.
+// eachSlot has the controller with a pod on each matching node. They take no ports and no resources, because each can
+// run on one node only.
 const eachSlot = 3
 
-// isLarge reports whether the controllers in a slot have many pods. They have no ports, which are few.
+// Controllers in large slots have many pods, which have no ports, because ports are few.
 func isLarge(slot int) bool { return slot%4 == 3 && slot > 3 }
 
-// isOrdered reports whether the controllers in a slot have an ordered group. Only few have: what pods do one after the other takes long.
+// A few slots have an ordered group, because its pods change one after the other, which takes long.
 func (c *chaos) isOrdered(slot int) bool { return c.cfg.ordered && slot%3 == 2 && !isLarge(slot) }
 
-// stopsItself reports whether the pods of the controllers in a slot stop by themselves.
 func (c *chaos) stopsItself(slot int) bool { return c.isOrdered(slot) && slot%2 == 0 }
 
-// For how long pods run on without contact that stop by themselves, and how long that takes. A farm waits for 37 s from the loss of their machine
-// on then, the sum of ADR 23 with the TTL of these runs.
+// How long pods that stop by themselves run without contact, and how long their stop takes. With the TTL of these runs,
+// a farm waits for 37 s after the loss of their machine: the sum of docs/design/ordered-groups.md.
 const (
 	stopAfter = field.Duration(2 * time.Second)
 	stopGrace = field.Duration(time.Second)
 )
 
-// most returns how many replicas a controller in a slot may have.
 func (c *chaos) most(slot int) int {
 	if isLarge(slot) {
 		return max(maxReplicas, c.cfg.pods)
@@ -247,7 +250,7 @@ func (c *chaos) most(slot int) int {
 	return maxReplicas
 }
 
-// groups shares replicas between roles. Every third slot has two.
+// Every third slot has two roles.
 func (c *chaos) groups(slot, n int) []rc.ReplicaGroup {
 	if slot%3 != 1 {
 		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n, Ordered: c.isOrdered(slot)}}
@@ -257,16 +260,15 @@ func (c *chaos) groups(slot, n int) []rc.ReplicaGroup {
 	return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}, {Role: "side", Count: &side}}
 }
 
-// teamLabel is the label of controllers that a farm's selector asks for.
 const teamLabel = "team"
 
-// labelsOf returns the labels of the controllers in a slot. Two slots that share a static port are of one team.
+// Two slots that share a static port are of one team.
 func labelsOf(slot int) map[string]string {
 	return map[string]string{"slot": fmt.Sprint(slot), teamLabel: "ab"[slot/4%2 : slot/4%2+1]}
 }
 
-// create makes the controller of a slot. anywhere is for pods with a static port that are to find nodes before any fault:
-// other pods may have that port on all nodes of a rack.
+// create makes the controller of a slot. If anywhere is true, it has no selector: before the first fault, pods with a
+// static port need all nodes, because other pods may have the port on all nodes of a rack.
 func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *rand.Rand, anywhere bool) error {
 	w.mu.Lock()
 	w.made[slot]++
@@ -282,7 +284,8 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 		r.Strategy = rc.Static
 	}
 	if slot == eachSlot {
-		r.Mode, r.Strategy, r.ReplicaGroups, r.MaxPerNode, r.MaxSurge, r.NodeLoss = rc.EachNode, rc.Dynamic, nil, 0, nil, rc.NodeLoss{}
+		r.Mode, r.Strategy, r.ReplicaGroups, r.MaxPerNode, r.MaxSurge, r.NodeLoss = rc.EachNode,
+			rc.Dynamic, nil, 0, nil, rc.NodeLoss{}
 	}
 	if isLarge(slot) {
 		r.MaxPerNode = 0
@@ -295,7 +298,7 @@ func (w *workload) create(ctx context.Context, st *store.Store, slot int, rng *r
 	return w.change(ctx, st, store.Rec[rc.RC]{Value: r}, w.c.manifestOf(name, slot, rng), "create", rng)
 }
 
-// maybe returns a number below the limit, or nothing, which means the default.
+// maybe returns a number below the limit, or nothing for the default.
 func maybe(rng *rand.Rand, limit int) *int {
 	if n := rng.IntN(limit); rng.IntN(2) == 0 {
 		return &n
@@ -303,7 +306,6 @@ func maybe(rng *rand.Rand, limit int) *int {
 	return nil
 }
 
-// portOf returns the static port of all pods in a slot, zero where they have none.
 func portOf(slot int) int {
 	if slot%4 == 3 {
 		return 0
@@ -311,7 +313,7 @@ func portOf(slot int) int {
 	return 8000 + slot/2
 }
 
-// staticPort is portOf for a controller; those of services are in no slot.
+// staticPort returns zero for services, whose controllers are in no slot.
 func staticPort(r *rc.RC) int {
 	slot, err := strconv.Atoi(r.Labels["slot"])
 	if err != nil {
@@ -320,8 +322,8 @@ func staticPort(r *rc.RC) int {
 	return portOf(slot)
 }
 
-// manifestOf returns a manifest that differs from earlier ones. Static ports are shared by two slots each; half of the slots
-// have dynamic ones, some of them only in some versions, and a quarter nothing else.
+// manifestOf returns a manifest that differs from earlier ones. Two slots share each static port. A quarter of the
+// slots also have dynamic ports, some only in some versions, and a quarter have no ports.
 func (c *chaos) manifestOf(name string, slot int, rng *rand.Rand) *manifest.Manifest {
 	var ports []manifest.Port
 	if port := portOf(slot); port != 0 {
@@ -333,12 +335,15 @@ func (c *chaos) manifestOf(name string, slot int, rng *rand.Rand) *manifest.Mani
 			ports = append(ports, manifest.Port{Name: fmt.Sprintf("extra-%d", rng.IntN(2)), Dynamic: true})
 		}
 	}
-	// All versions of a controller take the same. One that took more might find no room where its pods are, which is reported
-	// and waits for an operator, for ever.
+	// All versions of a controller take the same CPU and memory. A larger version might not fit on its pods' nodes, and
+	// would wait for an operator for ever.
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(name)) // never fails (hash.Hash)
 	much := hash.Sum32()
-	takes := manifest.Resources{CPU: manifest.Millicores(much%4) * someCPU, Memory: manifest.Bytes(much/4%4) * someMemory}
+	takes := manifest.Resources{
+		CPU:    manifest.Millicores(much%4) * someCPU,
+		Memory: manifest.Bytes(much/4%4) * someMemory,
+	}
 	switch {
 	case isLarge(slot):
 		takes = manifest.Resources{CPU: largeCPU}
@@ -349,20 +354,29 @@ func (c *chaos) manifestOf(name string, slot int, rng *rand.Rand) *manifest.Mani
 		Version: manifest.Version, ID: name, MinReady: new(field.Duration),
 		Launchables: []manifest.Launchable{{
 			Name: "main", Resources: takes,
-			Artifact: manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064x", rng.Uint64())},
+			Artifact: manifest.Artifact{
+				Kind: manifest.ArtifactTar, URL: "file:///nowhere.tar.gz",
+				SHA256: fmt.Sprintf("%064x", rng.Uint64()),
+			},
 		}},
 		Ports: ports,
 	}
 	if c.stopsItself(slot) {
 		m.Disconnect = &manifest.Disconnect{StopAfter: new(stopAfter)}
-		m.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: fmt.Sprintf("/nowhere/%d", rng.Uint64())} // has no bin/disable to wait for
+		// an artifact without bin/disable, for which a stop would wait
+		m.Launchables[0].Artifact = manifest.Artifact{
+			Kind: manifest.ArtifactExec,
+			Path: fmt.Sprintf("/nowhere/%d", rng.Uint64()),
+		}
 		m.Launchables[0].StopGrace = new(stopGrace)
 	}
 	return m
 }
 
-// writeRC sends one change of a controller. That another operator was first is no error.
-func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest, what string, allowMassStop bool) error {
+// writeRC ignores that another operator was first.
+func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *manifest.Manifest,
+	what string, allowMassStop bool,
+) error {
 	change := store.RCChange{RC: rec.Value, Index: rec.Index}
 	change.RC.Generation++
 	change.RC.ChangedBy = "chaos"
@@ -378,7 +392,7 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 		change.RC.ManifestDigest = manifest.Digest(canonical)
 		change.Manifests = []store.DeployManifest{{Digest: change.RC.ManifestDigest, Canonical: canonical}}
 	}
-	// The author names no farm, and the record no controller: what operators do is not judged as a farm's writes are.
+	// Without a farm and a controller, the checker does not judge this as a farm's write.
 	change.Audit = store.NewAudit("operator", what, "", nil)
 	if err := st.Operator.ChangeRC(ctx, change); err != nil && !errors.Is(err, store.ErrConflict) {
 		return err
@@ -386,9 +400,9 @@ func writeRC(ctx context.Context, st *store.Store, rec store.Rec[rc.RC], m *mani
 	return nil
 }
 
-// sayAgain leaves nothing undone: spoilt records are mended, drains are ended, labels taken back, leaked claims swept, the breaker reset, and each controller written anew
-// and enabled, as an operator does after a snapshot was restored: pods that were found running stay as they are until then (R2).
-// It may stop many pods at once now, or what the breaker held up would trip it again; so may one that is being deleted.
+// sayAgain cleans up after the faults. It writes each controller anew and enables it, as an operator does after a
+// restore, because pods are kept as adopted until then (R2). Each change allows many stops, because otherwise those
+// that the breaker prevented would trip it again.
 func (w *workload) sayAgain(ctx context.Context) error {
 	said := map[string]bool{}
 	for {
@@ -414,15 +428,16 @@ func (w *workload) sayAgain(ctx context.Context) error {
 	}
 }
 
-// addLast creates one more controller, with one pod. So every run places something after its last fault, and a short one in which a
-// snapshot was restored late can be judged by what was placed after it.
+// addLast creates a controller with one pod, so that every run places a pod after its last fault, also after a late
+// restore.
 func (w *workload) addLast(ctx context.Context) error {
 	const name = "last"
-	slot := 2*slotCount - 1 // no operator's, and of those whose pods are small and have no ports
+	slot := 2*slotCount - 1 // a slot of no operator, whose pods are small and have no ports
 	rng := newRand(w.c.cfg.seed, 10)
 	r := rc.RC{
 		ID: store.NewID(), Name: name, Labels: labelsOf(slot), Strategy: rc.Dynamic,
-		ReplicaGroups: w.c.groups(slot, 1), NodeLoss: rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
+		ReplicaGroups: w.c.groups(slot, 1),
+		NodeLoss:      rc.NodeLoss{After: new(lostAfter), UnmanagedAfter: new(unmanagedAfter)},
 	}
 	m := w.c.manifestOf(name, slot, rng)
 	return cluster.Until(ctx, func() error {
@@ -451,14 +466,15 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 		if rolls, err := st.Deployments.RolloutFor(call, &r.Value); err != nil {
 			return err
 		} else if rolls != nil {
-			continue // a rollout says its controllers again
+			continue // a rollout writes its controllers itself
 		}
 		r.Value.Disabled = false
 		if staticPort(&r.Value) != 0 {
-			r.Value.NodeSelector = "" // others' pods may have the port on half of the nodes, where one that is to go there would wait for ever
+			// with a selector its pods might wait for ever: other pods may have the port on half of the nodes
+			r.Value.NodeSelector = ""
 		}
 		if least := r.Value.MinAvailable; least != nil && (*least >= r.Value.Desired() || r.Value.EachNode()) {
-			r.Value.MinAvailable = nil // it may leave no room for what is left to be done, as a status says
+			r.Value.MinAvailable = nil // this minimum may block the changes that are left, as a status reports
 		}
 		if err := writeRC(call, st, r, nil, "apply again", true); err != nil {
 			return err
@@ -468,8 +484,8 @@ func (w *workload) sayOnce(ctx context.Context, said map[string]bool) error {
 	return nil
 }
 
-// sayAgainWhereFound writes the controllers anew of which pods were found running: some may have been found after that was done
-// for all.
+// sayAgainWhereFound writes those controllers anew whose pods were adopted, because some pods may have been adopted
+// after sayAgain wrote their controller.
 func (w *workload) sayAgainWhereFound(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
@@ -487,7 +503,7 @@ func (w *workload) sayAgainWhereFound(ctx context.Context) error {
 			return err
 		}
 		if rec.Value.Generation != s.Value.ObservedGeneration || rec.Value.DeletedAt != nil {
-			continue // what was said is not yet heard
+			continue // the owner has not seen the last change yet
 		}
 		if rolls, err := st.Deployments.RolloutFor(call, &rec.Value); err != nil {
 			return err

@@ -2,28 +2,25 @@ package checker
 
 import "time"
 
-// What trips the mass-stop breaker, as documented: more than half of the pods that a farm owns within a minute, and ten at least. A farm
-// counts from when it last planned a stop, which may be some time before that landed: the minute is a little shorter here.
+// The documented limits of the mass-stop breaker: within a minute, more than half of a farm's pods, and at least ten. A
+// farm's minute ends at its plan, perhaps before the write, so the checker's window is a little shorter.
 const (
 	massStopLeast  = 10
 	massStopWindow = time.Minute - heardLate
 )
 
-// stopsBy are the stops that one farm asked for, by the session under which it did.
 type stopsBy struct {
-	at    map[string]int64     // by identity, when it decided that
-	held  map[string]int64     // by lock that it has given up, until when it held that
-	meant map[string]*meantFor // by controller, what it stopped because that was said to be meant
+	at    map[string]int64     // by identity: when the farm decided on the stop
+	held  map[string]int64     // by lock that the session has lost: until when it held the lock
+	meant map[string]*meantFor // by controller: the stops that an operator allowed
 }
 
-// meantFor are the stops of one controller that were said to be meant.
 type meantFor struct {
-	generation int64    // that said so last
-	begun      int64    // when the first stop that it asked for had landed
-	landed     []landed // all of them
+	generation int64    // the last generation that allowed many stops
+	begun      int64    // when the first stop under this generation landed
+	landed     []landed // all allowed stops
 }
 
-// landed is when the stop of a pod of some role was in Consul.
 type landed struct {
 	role string
 	at   int64
@@ -36,7 +33,6 @@ func (j *judgement) stopsOf(session string) *stopsBy {
 	return j.stopped[session]
 }
 
-// rememberHolder notes that a lock changed hands.
 func (j *judgement) rememberOwner(c *Change, at int64) {
 	if c.Before == nil || c.Before.Session == "" || c.After != nil && c.After.Session == c.Before.Session {
 		return
@@ -46,17 +42,17 @@ func (j *judgement) rememberOwner(c *Change, at int64) {
 	}
 }
 
-// meansStops reports whether the last change of a controller says that many stops are meant.
 func (c *controller) meansStops() bool {
 	return c != nil && c.AllowMassStop != 0 && c.AllowMassStop == c.Generation
 }
 
-// massStop: nobody stops most of what it owns at once, unless that was said to be meant.
+// massStop judges that no farm stops most of its pods at once, unless an operator allowed these stops.
 func (j *judgement) massStop(w *Write) {
-	decided := map[string]int64{} // by session, when the first of these stops was
+	decided := map[string]int64{} // by session: when its farm decided on the first of these stops
 	for i := range w.Changes {
 		before, after := w.Changes[i].Before.placement(), w.Changes[i].After.placement()
-		if before == nil || after == nil || before.RunState != running || after.RunState != stopped || before.Node != after.Node || after.StoppingSince == nil ||
+		if before == nil || after == nil || before.RunState != running || after.RunState != stopped ||
+			before.Node != after.Node || after.StoppingSince == nil ||
 			j.getsSecondNode(w, before, after) {
 			continue
 		}
@@ -80,13 +76,13 @@ func (j *judgement) massStop(w *Write) {
 		j.looked("P4 mass stop")
 		recent := j.stopsOf(session).recent()
 		if owned := j.owns(w, session, since) + recent; recent >= massStopLeast && 2*recent > owned {
-			j.violated("P4", "more stopped than the breaker lets pass", w.Index, "%d of the %d pods that session %.8s owned within %s, the last by %s",
+			j.violated("P4", "more stopped than the breaker lets pass", w.Index,
+				"%d of the %d pods that session %.8s owned within %s, the last by %s",
 				recent, owned, session, massStopWindow, w.summary())
 		}
 	}
 }
 
-// mean notes a stop that was said to be meant.
 func (s *stopsBy) mean(rc *controller, stop landed) {
 	m := s.meant[rc.ID]
 	if m == nil {
@@ -99,7 +95,7 @@ func (s *stopsBy) mean(rc *controller, stop landed) {
 	m.landed = append(m.landed, stop)
 }
 
-// recent returns how many stops there were within the window before the last one.
+// recent counts the stops within the window before the last one, and forgets earlier ones.
 func (s *stopsBy) recent() int {
 	last := int64(0)
 	for _, at := range s.at {
@@ -116,8 +112,8 @@ func (s *stopsBy) recent() int {
 	return n
 }
 
-// owns returns how many pods are meant to run, and to stay, of the controllers that a session holds, or has a moment ago: its farm may
-// not have heard yet that it holds them no more. It is what the farm knew when it decided on a stop.
+// owns returns how many of the pods that must run belonged to a farm, as far as it knew when it decided on a stop. It
+// includes the controllers whose locks the session held a moment ago, because the farm may not know the loss.
 func (j *judgement) owns(w *Write, session string, decided int64) int {
 	by := j.stopsOf(session)
 	owned := map[string]bool{} // by the key of the lock
@@ -155,8 +151,8 @@ func (j *judgement) owns(w *Write, session string, decided int64) int {
 	return asFound + j.staying(w, by, pods, decided)
 }
 
-// staying counts pods, of each controller those that are desired at the most where its farm had begun to stop what is too many, as was
-// meant, when it decided on a stop of another.
+// staying counts all pods. The exception is a controller whose many stops an operator allowed, if the farm had begun
+// with these before it decided on the judged stop: then only its desired pods count.
 func (j *judgement) staying(w *Write, by *stopsBy, pods map[string]map[string]int, decided int64) int {
 	n := 0
 	for rcID, roles := range pods {

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// stops asks for stops of some pods of a controller of many.
 func (w *world) stops(from, to int, since time.Time) {
 	ops := []Op{kv("check-index", "breaker", nil).at(w.breaker)}
 	for i := from; i < to; i++ {
@@ -15,18 +14,19 @@ func (w *world) stops(from, to int, since time.Time) {
 		p["index"], p["ports"], p["stopping_since"] = i, nil, since.UTC().Format(time.RFC3339Nano)
 		in := told(stopped, 40)
 		in["index"] = i
-		ops = append(ops, kv("set", fmt.Sprintf("pods/c/main.%d", i), p), kv("set", fmt.Sprintf("intent/n2/c/main.%d", i), in))
+		ops = append(ops, kv("set", fmt.Sprintf("pods/c/main.%d", i), p),
+			kv("set", fmt.Sprintf("intent/n2/c/main.%d", i), in))
 	}
 	w.txn(w.fenced(ops...)...)
 }
 
-// resume has the breaker trip, and lets stops pass again.
 func (w *world) resume() {
 	w.txn(kv("set", "breaker", fields{"tripped": true}))
 	w.breaker = w.txn(kv("set", "breaker", fields{"tripped": false}))
 }
 
-// Twenty pods run and none is desired. Ten may be stopped at once, eleven only with the word, or over a while, or by two farms.
+// Twenty pods run and none is desired. Ten may be stopped at once. Eleven may be stopped only if an operator allowed
+// it, or slowly, or by two farms.
 func TestMassStops(t *testing.T) {
 	t.Parallel()
 	const rule = "P4 more stopped than the breaker lets pass"
@@ -36,11 +36,16 @@ func TestMassStops(t *testing.T) {
 		act    func(w *world, now time.Time)
 		rule   string
 	}{
-		"half":            {20, nil, func(w *world, now time.Time) { w.stops(1, 11, now) }, ""},
-		"more than half":  {20, nil, func(w *world, now time.Time) { w.stops(1, 12, now) }, rule},
-		"all of a few":    {9, nil, func(w *world, now time.Time) { w.stops(1, 10, now) }, ""},
-		"all of some":     {10, nil, func(w *world, now time.Time) { w.stops(1, 11, now) }, rule},
-		"as it was meant": {20, fields{"allow_mass_stop": 2}, func(w *world, now time.Time) { w.stops(1, 21, now) }, ""},
+		"half":           {20, nil, func(w *world, now time.Time) { w.stops(1, 11, now) }, ""},
+		"more than half": {20, nil, func(w *world, now time.Time) { w.stops(1, 12, now) }, rule},
+		"all of a few":   {9, nil, func(w *world, now time.Time) { w.stops(1, 10, now) }, ""},
+		"all of some":    {10, nil, func(w *world, now time.Time) { w.stops(1, 11, now) }, rule},
+		"as it was meant": {
+			20,
+			fields{"allow_mass_stop": 2},
+			func(w *world, now time.Time) { w.stops(1, 21, now) },
+			"",
+		},
 		"as it was meant once": {20, fields{"allow_mass_stop": 1}, func(w *world, now time.Time) {
 			w.stops(1, 21, now)
 		}, rule},
@@ -78,7 +83,10 @@ func TestMassStops(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 99}, "nonce": "n0", "consul_node": "n2"}))
+			w.txn(kv("set", "nodes/0/n2", fields{
+				"name": "n2", "capacity": fields{"slots": 99},
+				"nonce": "n0", "consul_node": "n2",
+			}))
 			w.change(1, c.pods+1, nil)
 			ops := []Op{kv("check-index", "schema", nil).at(w.schema)}
 			claims := fields{}
@@ -92,7 +100,6 @@ func TestMassStops(t *testing.T) {
 			record := fields{"min_available": 0}
 			maps.Copy(record, c.record)
 			w.change(2, 0, record)
-			// The pod that every history begins with is removed first.
 			w.stop(20)
 			w.ran(stopped, 20)
 			w.txn(kv("set", realityN1, did(stopped, 20, false)))
@@ -103,7 +110,6 @@ func TestMassStops(t *testing.T) {
 	}
 }
 
-// other gives f1 a second controller, d, with so many pods that run on n2.
 func (w *world) other(pods int, more func(index int) fields) {
 	record := controllerOf(1, pods)
 	record["id"], record["name"] = "d", "other"
@@ -121,7 +127,7 @@ func (w *world) other(pods int, more func(index int) fields) {
 	w.txn(ops...)
 }
 
-// meant changes d, with or without the word, and stops some of its pods.
+// meant changes d, allowing many stops unless the fields differ, and stops some of its pods.
 func (w *world) meant(change fields, from, to int) {
 	record := controllerOf(2, 0)
 	record["id"], record["name"], record["allow_mass_stop"] = "d", "other", 2
@@ -130,37 +136,41 @@ func (w *world) meant(change fields, from, to int) {
 	ops := []Op{kv("check-index", "rcs/d", nil).at(rc), kv("check-index", "breaker", nil).at(w.breaker)}
 	for i := from; i < to; i++ {
 		p := placed("n2", stopped, 40)
-		p["rc_id"], p["index"], p["ports"], p["stopping_since"] = "d", i, nil, time.Unix(0, w.now()).UTC().Format(time.RFC3339Nano)
+		p["rc_id"], p["index"], p["ports"], p["stopping_since"] = "d", i, nil,
+			time.Unix(0, w.now()).UTC().Format(time.RFC3339Nano)
 		ops = append(ops, kv("set", fmt.Sprintf("pods/d/main.%d", i), p))
 	}
 	w.txn(ops...)
 }
 
-// Of the 21 pods of c eleven are stopped, beside a controller of forty of which many may be stopped as well.
-func TestMassStopsBesideThoseThatWereMeant(t *testing.T) {
+// Eleven of the 21 pods of c are stopped, while many stops of another controller with forty pods are allowed.
+func TestMassStopsBesideAllowedOnes(t *testing.T) {
 	t.Parallel()
 	const rule = "P4 more stopped than the breaker lets pass"
 	of := func(count int) fields { return fields{"replica_groups": []fields{{"role": "main", "count": count}}} }
 	gone := fields{"deleted_at": marked}
 	for name, c := range map[string]struct {
-		adopted int64 // generation at which the pods of the other were found
+		adopted int64 // generation at which the pods of d were adopted
 		before  func(w *world)
-		after   func(w *world) // once it was decided what to stop
+		after   func(w *world) // after the farm decided on the stops of c
 		rule    string
 	}{
-		"the other stays":             {0, nil, nil, ""},
-		"it goes":                     {0, func(w *world) { w.meant(gone, 0, 40) }, nil, rule},
-		"it begins to go":             {0, func(w *world) { w.meant(gone, 0, 1) }, nil, rule},
-		"it is to go":                 {0, func(w *world) { w.meant(gone, 0, 0) }, nil, ""},
-		"it goes later":               {0, nil, func(w *world) { w.meant(gone, 0, 40) }, ""},
-		"it begins to go later":       {0, nil, func(w *world) { w.meant(gone, 0, 1) }, ""},
-		"it begins, the rest follows": {0, func(w *world) { w.meant(gone, 0, 1) }, func(w *world) { w.meant(gone, 1, 40) }, rule},
-		"one of it stays":             {0, func(w *world) { w.meant(of(1), 0, 1) }, nil, ""},
-		"none of it stay":             {0, func(w *world) { w.meant(of(0), 0, 1) }, nil, rule},
-		"it stays as it was found":    {2, func(w *world) { w.meant(of(0), 0, 1) }, nil, ""},
-		"it was found before":         {1, func(w *world) { w.meant(of(0), 0, 1) }, nil, rule},
-		"what was found is to go":     {2, func(w *world) { w.meant(gone, 0, 1) }, nil, rule},
-		"it is disabled":              {0, func(w *world) { w.meant(fields{"disabled": true}, 0, 1) }, nil, ""},
+		"the other stays":       {0, nil, nil, ""},
+		"it goes":               {0, func(w *world) { w.meant(gone, 0, 40) }, nil, rule},
+		"it begins to go":       {0, func(w *world) { w.meant(gone, 0, 1) }, nil, rule},
+		"it is to go":           {0, func(w *world) { w.meant(gone, 0, 0) }, nil, ""},
+		"it goes later":         {0, nil, func(w *world) { w.meant(gone, 0, 40) }, ""},
+		"it begins to go later": {0, nil, func(w *world) { w.meant(gone, 0, 1) }, ""},
+		"it begins, the rest follows": {
+			0, func(w *world) { w.meant(gone, 0, 1) },
+			func(w *world) { w.meant(gone, 1, 40) }, rule,
+		},
+		"one of it stays":          {0, func(w *world) { w.meant(of(1), 0, 1) }, nil, ""},
+		"none of it stay":          {0, func(w *world) { w.meant(of(0), 0, 1) }, nil, rule},
+		"it stays as it was found": {2, func(w *world) { w.meant(of(0), 0, 1) }, nil, ""},
+		"it was found before":      {1, func(w *world) { w.meant(of(0), 0, 1) }, nil, rule},
+		"what was found is to go":  {2, func(w *world) { w.meant(gone, 0, 1) }, nil, rule},
+		"it is disabled":           {0, func(w *world) { w.meant(fields{"disabled": true}, 0, 1) }, nil, ""},
 		"it is changed again": {0, func(w *world) {
 			w.meant(of(0), 0, 1)
 			w.meant(fields{"generation": 3}, 0, 0)
@@ -173,7 +183,10 @@ func TestMassStopsBesideThoseThatWereMeant(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 99}, "nonce": "n0", "consul_node": "n2"}))
+			w.txn(kv("set", "nodes/0/n2", fields{
+				"name": "n2", "capacity": fields{"slots": 99},
+				"nonce": "n0", "consul_node": "n2",
+			}))
 			w.change(2, 0, fields{"min_available": 0})
 			var ops []Op
 			for i := 1; i <= 20; i++ {

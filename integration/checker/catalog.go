@@ -7,7 +7,7 @@ import (
 
 type session struct {
 	name, node string
-	deletes    bool // the keys that it holds when it ends; else they are released
+	deletes    bool // deletes the keys that it holds when it ends; otherwise it releases them
 	checks     []string
 }
 
@@ -17,14 +17,16 @@ type check struct{ status, service string }
 
 const critical = "critical"
 
-// sessionRequest creates a session, if its node and checks are there, or ends one.
 func (s *state) sessionRequest(r *sessionRequest, index uint64) {
 	in := &r.Session
 	if r.Op == "destroy" {
 		s.endSession(in.ID, index)
 		return
 	}
-	made := session{name: in.Name, node: in.Node, deletes: in.Behavior == "delete", checks: slices.Concat(in.NodeChecks, in.Checks)}
+	made := session{
+		name: in.Name, node: in.Node, deletes: in.Behavior == "delete",
+		checks: slices.Concat(in.NodeChecks, in.Checks),
+	}
 	for _, c := range in.ServiceChecks {
 		made.checks = append(made.checks, c.ID)
 	}
@@ -39,7 +41,6 @@ func (s *state) sessionRequest(r *sessionRequest, index uint64) {
 	s.sessions[in.ID] = made
 }
 
-// endSession releases or deletes what the session holds.
 func (s *state) endSession(id string, index uint64) {
 	ended, known := s.sessions[id]
 	if !known {
@@ -88,7 +89,8 @@ func (s *state) endSessionsOn(node, checkID string, index uint64) {
 
 func (s *state) deregister(r *deregisterRequest, index uint64) {
 	for name, c := range s.checks {
-		if name.node != r.Node || r.ServiceID != "" && c.service != r.ServiceID || r.ServiceID == "" && r.CheckID != "" && name.id != r.CheckID {
+		if name.node != r.Node || r.ServiceID != "" && c.service != r.ServiceID ||
+			r.ServiceID == "" && r.CheckID != "" && name.id != r.CheckID {
 			continue
 		}
 		delete(s.checks, name)
@@ -105,7 +107,6 @@ func (s *state) deregister(r *deregisterRequest, index uint64) {
 	}
 }
 
-// passingPreparers returns the liveness checks of preparers that pass, with the names of their nodes.
 func (s *state) passingPreparers() map[checkName]string {
 	out := map[checkName]string{}
 	for name := range s.checks {
@@ -122,7 +123,7 @@ func (s *state) passingPreparers() map[checkName]string {
 	return out
 }
 
-// passing reports whether a check passes, as Consul understands it: that of its agent's machine does, too.
+// passing requires, as Consul does, that neither the check nor the check of its agent's machine is critical.
 func (s *state) passing(name checkName) bool {
 	c, known := s.checks[name]
 	machine, watched := s.checks[checkName{name.node, "serfHealth"}]

@@ -1,10 +1,12 @@
-// Package checker judges what a cluster did, from Consul's own account of it. It shares nothing with the farm but the key
-// schema: it reads the servers' Raft logs, which hold every transaction in the order in which it was carried out, replays
-// them with an implementation of its own, and asserts the promises P1 to P6 at each of them. Nothing can be missed as
-// blocking queries would miss it: between two of their answers any number of versions may have come and gone.
+// Package checker judges what a cluster did, from Consul's own history. It shares only the key schema with the farm. It
+// reads the servers' Raft logs, replays them with its own implementation of Consul's commands, and checks P1 to P6
+// after each transaction. Blocking queries would not be enough, because they miss versions between two answers.
 //
-// What the log cannot show comes from events that the run wrote down: what each simulated node ran, when a snapshot was
-// taken and restored, and what clients of a fenced register saw. Start reading at Check.
+// The run writes events for facts that the log lacks, such as what a simulated node ran. Start reading at Check.
+//
+// A rule allows acts that were right before a change that the farm may not have read yet. Each such tolerance has a
+// bound, a constant such as heardLate, saidLate, selfStopLate or onItsWay, with its reason. After the bound, the same
+// act is a violation. Tests have histories that just keep each bound, and that just exceed it.
 package checker
 
 import (
@@ -15,40 +17,41 @@ import (
 	"time"
 )
 
-// Files that Check reads, below the directory of one run.
+// Files that Check reads, below a run's directory.
 const (
 	EventsFile = "events.jsonl"
 	FinalFile  = "final.json" // all keys as Consul showed them at the end: see Final
 )
 
-// LogFile is the Raft log of one server.
+// LogFile returns the path of one server's Raft log.
 func LogFile(dir, server string) string { return filepath.Join(dir, server, "raft", "raft.db") }
 
 // Violation is one broken promise.
 type Violation struct {
 	Promise  string `json:"promise"` // such as "P1"
-	Rule     string `json:"rule"`    // what exactly does not hold
-	Index    uint64 `json:"index"`   // in Consul's history; zero when it is not about one point of it
+	Rule     string `json:"rule"`    // which rule was broken
+	Index    uint64 `json:"index"`   // Raft index; zero: the violation belongs to no single index
 	Evidence string `json:"evidence"`
 }
 
-// String describes it on one line.
 func (v Violation) String() string {
 	return fmt.Sprintf("%s %s at index %d: %s", v.Promise, v.Rule, v.Index, v.Evidence)
 }
 
 // Result is the judgement of one run.
 type Result struct {
-	Entries      int            `json:"entries"`      // of the Raft log
-	Transactions int            `json:"transactions"` // that changed records of rcfarm
-	Restores     int            `json:"restores"`
-	RenewedAfter time.Duration  `json:"renewed_after,omitempty"` // the longest that a restored store kept its epoch, in nanoseconds
-	Wipes        int            `json:"wipes"`                   // of the whole prefix
-	AdoptedAfter time.Duration  `json:"adopted_after,omitempty"` // the longest that anything was found after a wipe, in nanoseconds
-	Leaders      int            `json:"leaders"`                 // that wrote something, since the last restore
-	Trips        int            `json:"trips"`                   // of the mass-stop breaker
-	Relabelled   int            `json:"relabelled"`              // how often operators gave a node other labels
-	Checked      map[string]int `json:"checked"`                 // how often each rule had something to judge
+	Entries      int `json:"entries"`      // of the Raft log
+	Transactions int `json:"transactions"` // transactions that changed records of rcfarm
+	Restores     int `json:"restores"`
+	// the longest time that a restored store kept its epoch, in nanoseconds
+	RenewedAfter time.Duration `json:"renewed_after,omitempty"`
+	Wipes        int           `json:"wipes"` // of the whole prefix
+	// the longest time after a wipe until a pod was adopted, in nanoseconds
+	AdoptedAfter time.Duration  `json:"adopted_after,omitempty"`
+	Leaders      int            `json:"leaders"`    // leaders of the farms that wrote something since the last restore
+	Trips        int            `json:"trips"`      // of the mass-stop breaker
+	Relabelled   int            `json:"relabelled"` // how often operators gave a node other labels
+	Checked      map[string]int `json:"checked"`    // how often each rule had something to judge
 	Violations   []Violation    `json:"violations"`
 }
 
@@ -61,10 +64,10 @@ func (r *Result) Count() map[string]int {
 	return counts
 }
 
-// ErrHarness means that the run cannot be judged: its account has gaps, or the replay does not end where Consul did.
+// ErrHarness means that the run cannot be judged: its history has gaps, or the replay differs from Consul at the end.
 var ErrHarness = errors.New("the run cannot be judged")
 
-// Check judges the run whose files are below dir. It shows trace, unless that is nil, every command that was carried out.
+// Check judges the run whose files are below dir, and calls trace, if not nil, with every command.
 func Check(dir string, servers []string, trace func(*Write)) (*Result, error) {
 	log, err := readLogs(dir, servers)
 	if err != nil {
@@ -81,7 +84,6 @@ func Check(dir string, servers []string, trace func(*Write)) (*Result, error) {
 	return judge(log, events, final, trace)
 }
 
-// judge replays the log and applies every rule.
 func judge(log []Entry, events []Event, final Final, trace func(*Write)) (*Result, error) {
 	log = slices.DeleteFunc(log, func(e Entry) bool { return e.Index > final.Index })
 	j := newJudgement(events, trace)
@@ -101,54 +103,56 @@ func judge(log []Entry, events []Event, final Final, trace func(*Write)) (*Resul
 	return j.result, nil
 }
 
-// judgement is the state of one check.
 type judgement struct {
 	state   *state
 	nodes   *nodes
 	result  *Result
 	trace   func(*Write)
 	ordered map[string]asked // every intent ever written, by node, identity and revision
-	leaked  map[string]bool  // claims that the run itself gave to nobody, by node and identity
+	leaked  map[string]bool  // claims that the run itself leaked, by node and identity
 
-	listed map[listedPage]string // epochs of the pages of orphans that were ever written
+	listed map[listedPage]string // epochs of all pages of orphans that were ever written
 
-	swept  map[string]bool    // controllers of which operators once asked to stop an orphan
-	drains map[string]drained // the last drain of each node that was ended
+	swept  map[string]bool    // controllers with an orphan that operators once asked to stop
+	drains map[string]drained // by node: its last drain that was ended
 	away   away
 	hits   []Event // what the run did to machines
 
 	tenures   tenures
-	outsiders map[string]outsider // by unit: who took its lock by mistake
-	writers   map[string]string   // by unit: the session under which it was written last, since a lock of it changed hands
-	farms     map[string]bool     // every id that a farm has had
+	outsiders map[string]outsider // by unit: the farm that took its lock by mistake
+	// by unit: the last writing session since a lock changed hands
+	writers map[string]string
+	farms   map[string]bool // every id that a farm has had
 
-	mistakes []Event // of operators, who deleted everything
-	wiped    *wiped  // the last one; nil: none yet
+	mistakes []Event // wipes: an operator deleted everything
+	wiped    *wiped  // the last wipe; nil: none yet
 
 	labelled map[string][]unlabelled // labels that nodes had before
 
-	manifests map[string]*manifestRecord // every one that there ever was, by its digest
-	alone     map[string]int64           // since when a role is ordered, by controller and role, unix nanoseconds; of one that is gone, too
+	manifests map[string]*manifestRecord // every manifest that was ever written, by its digest
+	// by controller and role: since when it is ordered, unix nanoseconds; kept when the role is gone
+	alone map[string]int64
 
-	served map[string]bool // by the key of its reality: a pod that has been available on its node since it was placed there
+	// by reality's key: the pod was available on this node since it was placed there
+	served map[string]bool
 
 	stopped map[string]*stopsBy // by the session of the farm that asked for it
 
-	restoredAt uint64               // index of the last restore
-	rewound    []span               // when each restore happened, as the log shows it
-	takenBack  []written            // what each restore took back
-	undone     *state               // what the last one took back
-	epochAt    uint64               // index since which the cluster has its epoch
-	silent     map[checkName]string // preparers' checks that have passed ever since the epoch was made, whose nodes have not echoed it
+	restoredAt uint64    // index of the last restore
+	rewound    []span    // when each restore happened, by the log
+	takenBack  []written // the range of indices that each restore took back
+	undone     *state    // the state that the last restore took back
+	epochAt    uint64    // index since which the cluster has its epoch
+	// checks of preparers that have passed since the epoch was made, and whose nodes have not echoed it
+	silent map[checkName]string
 }
 
-// span is a time between two moments in unix nanoseconds.
+// span is in unix nanoseconds.
 type span struct{ from, to int64 }
 
-// written is what was written after one index and before another.
+// written excludes both indices.
 type written struct{ after, before uint64 }
 
-// asked is one intent as it was first written.
 type asked struct {
 	state string
 	at    int64 // unix nanoseconds, by the clock of the leader that appended it
@@ -158,9 +162,12 @@ type asked struct {
 func newJudgement(events []Event, trace func(*Write)) *judgement {
 	return &judgement{
 		state: newState(), result: &Result{Checked: map[string]int{}}, nodes: newNodes(), trace: trace,
-		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{}, drains: map[string]drained{}, farms: map[string]bool{},
-		away: newAway(), hits: ofKind(events, EventMachine), mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
-		writers: map[string]string{}, outsiders: map[string]outsider{}, labelled: map[string][]unlabelled{}, manifests: map[string]*manifestRecord{}, alone: map[string]int64{}, served: map[string]bool{},
+		ordered: map[string]asked{}, leaked: leaks(events), listed: map[listedPage]string{}, swept: map[string]bool{},
+		drains: map[string]drained{}, farms: map[string]bool{},
+		away: newAway(), hits: ofKind(events, EventMachine),
+		mistakes: ofKind(events, EventWipe), stopped: map[string]*stopsBy{},
+		writers: map[string]string{}, outsiders: map[string]outsider{}, labelled: map[string][]unlabelled{},
+		manifests: map[string]*manifestRecord{}, alone: map[string]int64{}, served: map[string]bool{},
 	}
 }
 
@@ -172,7 +179,6 @@ func (j *judgement) violated(promise, rule string, index uint64, format string, 
 
 func (j *judgement) looked(rule string) { j.result.Checked[rule]++ }
 
-// replay carries the log out, entry by entry, and shows each change of rcfarm's records to the rules.
 func (j *judgement) replay(log []Entry, events []Event) error {
 	restores := newRestores(events)
 	pending := ofKind(events, EventNode, EventLost, EventSelf)
@@ -209,14 +215,14 @@ func (j *judgement) replay(log []Entry, events []Event) error {
 	return nil
 }
 
-// restore puts the replay back to the snapshot that an operator restored. Raft leaves a hole of one index for it.
+// restore sets the replay back to the snapshot that an operator restored. Raft leaves a gap of one index for it.
 func (j *judgement) restore(r *restores, last, next *Entry) error {
 	index, saved, err := r.match(last, next)
 	if err != nil {
 		return err
 	}
 	j.undone, j.state = j.state, saved.clone()
-	j.tenures = nil // the one that led then may still do so
+	j.tenures = nil // the former leader may lead again
 	clear(j.writers)
 	clear(j.outsiders)
 	j.drainsTakenBack(next.At)
@@ -227,7 +233,6 @@ func (j *judgement) restore(r *restores, last, next *Entry) error {
 	return nil
 }
 
-// rules judges one change.
 func (j *judgement) rules(w *Write) {
 	w.Changes = slices.DeleteFunc(w.Changes, Change.byRun)
 	j.remember(w)
@@ -259,17 +264,18 @@ func (j *judgement) rules(w *Write) {
 	j.synced(w)
 }
 
-// remember notes what later rules ask about.
 func (j *judgement) remember(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
 		if in := c.After.intent(); in != nil {
 			key := orderKey(nodeOfIntent(c.Key), in.id(), in.Revision)
-			if was, said := j.ordered[key]; !said || was.state != in.State { // else it is said again, with another manifest at the most
+			// another intent with this revision and state repeats the first, perhaps with another manifest
+			if was, said := j.ordered[key]; !said || was.state != in.State {
 				j.ordered[key] = asked{state: in.State, at: w.At, index: w.Index}
 			}
 		}
-		if c.Key == keySchema && c.After != nil && (c.Before == nil || c.Before.schema().Epoch != c.After.schema().Epoch) {
+		if c.Key == keySchema && c.After != nil &&
+			(c.Before == nil || c.Before.schema().Epoch != c.After.schema().Epoch) {
 			if j.restoredAt > j.epochAt {
 				j.result.RenewedAfter = max(j.result.RenewedAfter, time.Duration(w.At-j.rewound[len(j.rewound)-1].to))
 			}
@@ -279,7 +285,8 @@ func (j *judgement) remember(w *Write) {
 		if c.Key == keyBreaker && c.After.tripped() && !c.Before.tripped() {
 			j.result.Trips++
 		}
-		if c.Key == keyBreaker && c.Before.tripped() && !c.After.tripped() { // whoever lets stops pass again has seen those
+		// the operator who reset the breaker has seen these stops
+		if c.Key == keyBreaker && c.Before.tripped() && !c.After.tripped() {
 			for _, by := range j.stopped {
 				clear(by.at)
 			}
@@ -300,11 +307,12 @@ func orderKey(node, id string, revision int64) string {
 	return fmt.Sprintf("%s|%s|%d", node, id, revision)
 }
 
-// Breached reports whether somebody who did not hold a lock changed what it protects.
+// Breached reports whether a session without the lock changed what the lock protects.
 func (r *Result) Breached() bool {
 	for _, v := range r.Violations {
 		switch v.Rule {
-		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleTwoWriters, ruleRolloutNotLocked, ruleStepOwner,
+		case ruleOwner, ruleRegister, ruleNotLocked, ruleTwoSessions, ruleTwoWriters,
+			ruleRolloutNotLocked, ruleStepOwner,
 			ruleNoLeader, ruleOtherLeader, ruleLeadersMixed:
 			return true
 		}
@@ -312,7 +320,7 @@ func (r *Result) Breached() bool {
 	return false
 }
 
-// Overdrawn reports whether somebody went below the minimum of a service, or beyond its bound.
+// Overdrawn reports whether a write broke the minimum of a service, or its bound.
 func (r *Result) Overdrawn() bool {
 	for _, v := range r.Violations {
 		switch v.Rule {
@@ -323,7 +331,7 @@ func (r *Result) Overdrawn() bool {
 	return false
 }
 
-// The rules whose violation proves that the fence failed, not only that it is missing.
+// Only these rules prove that the fence failed. Others find that a write lacks the fence.
 const (
 	ruleOwner       = "written by another than the holder"
 	ruleNotLocked   = "lock not held by a farm"

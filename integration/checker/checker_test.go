@@ -13,18 +13,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// history makes a Raft log by hand, as Consul would have written it.
+// history makes a Raft log in the form in which Consul writes it.
 type history struct {
 	t      *testing.T
 	log    []Entry
 	events []Event
-	late   time.Duration // of the entries to come
-	// ids are what controllers are called in the log, by what a test calls them; the others are called the same.
+	late   time.Duration // added to the times of later entries
+	// ids has the ids of controllers in the log, by the names that a test uses.
 	ids map[string]string
 }
 
-// called gives the controllers of an operation the ids that they have in the log. Locks and rollouts are those of
-// their units.
+// called gives an operation's controllers their ids in the log. A lock or a rollout gets the unit's id.
 func (h *history) called(op Op) Op {
 	for name, id := range h.ids {
 		parts := strings.Split(op.DirEnt.Key, "/")
@@ -57,7 +56,10 @@ func (h *history) command(kind byte, request any) uint64 {
 	if n := len(h.log); n > 0 {
 		index = h.log[n-1].Index + 1
 	}
-	h.log = append(h.log, Entry{Index: index, Kind: raftCommand, Data: data.Bytes(), At: epoch + int64(index)*int64(time.Millisecond) + int64(h.late)})
+	h.log = append(h.log, Entry{
+		Index: index, Kind: raftCommand, Data: data.Bytes(),
+		At: epoch + int64(index)*int64(time.Millisecond) + int64(h.late),
+	})
 	return index
 }
 
@@ -101,13 +103,14 @@ func (h *history) replayTo(index uint64) *state {
 	return s
 }
 
-// verdict judges the history with the end that the replay itself comes to.
+// verdict judges the history. Its final keys are the keys at the end of the replay.
 func (h *history) verdict() *Result {
 	h.t.Helper()
 	final := Final{Index: h.last()}
 	for _, g := range h.replay().groups {
 		for _, k := range g {
-			final.Keys = append(final.Keys, FinalKey{Key: k.Name, Value: k.Value, ModifyIndex: k.Index, Session: k.Session})
+			final.Keys = append(final.Keys,
+				FinalKey{Key: k.Name, Value: k.Value, ModifyIndex: k.Index, Session: k.Session})
 		}
 	}
 	r, err := judge(h.log, h.events, final, nil)
@@ -138,21 +141,25 @@ func newWorld(t *testing.T) *world {
 	return newWorldOf(t, nil)
 }
 
-// newWorldOf is newWorld with ids for controllers.
+// newWorldOf is like newWorld, with other ids for controllers.
 func newWorldOf(t *testing.T, ids map[string]string) *world {
 	t.Helper()
 	w := &world{history: &history{t: t, ids: ids}}
 	for _, name := range []string{"f1", "f2"} {
 		w.command(typeRegister, fields{"Node": name, "Check": fields{"CheckID": "alive", "Status": "passing"}})
 		w.command(typeSession, fields{"Op": "create", "Session": fields{
-			"ID": "s-" + name, "Name": "rcfarm/farm/" + name + "@" + prefix, "Node": name, "Behavior": "release", "NodeChecks": []string{"alive"},
+			"ID": "s-" + name, "Name": "rcfarm/farm/" + name + "@" + prefix, "Node": name,
+			"Behavior": "release", "NodeChecks": []string{"alive"},
 		}})
 	}
 	w.schema = w.txn(kv("set", "schema", fields{"nonce": "n0"}))
 	w.breaker = w.txn(kv("set", "breaker", fields{}))
 	for _, name := range []string{"n1", "n2"} {
 		w.command(typeRegister, fields{"Node": name, "Check": fields{"CheckID": "serfHealth", "Status": "passing"}})
-		w.command(typeSession, fields{"Op": "create", "Session": fields{"ID": "s-" + name, "Name": "rcfarm/preparer/" + name + "@" + prefix, "Node": name}})
+		w.command(typeSession, fields{
+			"Op":      "create",
+			"Session": fields{"ID": "s-" + name, "Name": "rcfarm/preparer/" + name + "@" + prefix, "Node": name},
+		})
 		record := fields{"name": name, "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": name}
 		w.txn(kv("lock", "nodes/0/"+name, record).by("s-" + name))
 	}
@@ -177,7 +184,7 @@ func (w *world) fenced(ops ...Op) []Op {
 	}, ops...)
 }
 
-// unversioned returns a write of the status under the fence, without a word about the controller's version.
+// unversioned returns a write of the status under the fence, without a condition on the controller's version.
 func (w *world) unversioned() []Op {
 	return []Op{
 		kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock),
@@ -185,21 +192,21 @@ func (w *world) unversioned() []Op {
 	}
 }
 
-// second places a second replica, in a transaction that says nothing more than it is given.
+// second places a second replica in a transaction with the owner's fence and the given operations.
 func (w *world) second(node string, more ...Op) {
 	p := placed(node, running, 30)
 	p["index"] = 1
 	w.txn(w.fenced(append([]Op{kv("cas", "pods/c/main.1", p)}, more...)...)...)
 }
 
-// restores puts the history back to what it was at an index.
+// restores takes the history back to its state at an index.
 func (w *world) restores(index uint64) {
 	asked := w.now() + 1
 	w.log = append(w.log, Entry{Index: w.last() + 2, Kind: raftCommand + 1, At: asked + 1})
 	w.add(Event{Kind: EventRestore, Index: index, Call: asked, At: asked + 2})
 }
 
-// ran notes what node n1 did with the pod, right after the last entry.
+// ran records what node n1 did with the pod, right after the last entry.
 func (w *world) ran(state string, revision int64) {
 	w.add(Event{
 		Kind: EventNode, At: w.now() + 1, Node: "n1", ID: "c/main.0", State: state, Revision: revision,
@@ -207,24 +214,29 @@ func (w *world) ran(state string, revision int64) {
 	})
 }
 
-// ends notes that the pod runs at the end.
+// ends records that the pod runs at the end.
 func (w *world) ends(revision int64) {
 	w.add(Event{Kind: EventEnd, Node: "n1", ID: "c/main.0", State: running, Revision: revision, Digest: "d1"})
 }
 
 func (w *world) converged() {
 	w.txn(w.fenced(kv("set", "status/c", fields{
-		"rc_id": "c", "observed_generation": 1, "owner": "f1", "conditions": []fields{{"type": "Converged", "true": true}},
+		"rc_id": "c", "observed_generation": 1, "owner": "f1",
+		"conditions": []fields{{"type": "Converged", "true": true}},
 	}))...)
 }
 
 func controllerOf(generation, count int) fields {
-	return fields{"id": "c", "name": "web", "manifest": "d1", "generation": generation, "replica_groups": []fields{{"role": "main", "count": count}}}
+	return fields{
+		"id": "c", "name": "web", "manifest": "d1", "generation": generation,
+		"replica_groups": []fields{{"role": "main", "count": count}},
+	}
 }
 
 func placed(node, state string, revision int64) fields {
 	return fields{
-		"rc_id": "c", "role": "main", "index": 0, "node": node, "digest": "d1", "run_state": state, "revision": revision,
+		"rc_id": "c", "role": "main", "index": 0, "node": node, "digest": "d1",
+		"run_state": state, "revision": revision,
 		"ports": fields{"http": 80},
 	}
 }
@@ -234,7 +246,10 @@ func told(state string, revision int64) fields {
 }
 
 func did(state string, revision int64, available bool) fields {
-	return fields{"rc_id": "c", "role": "main", "index": 0, "digest": "d1", "state": state, "revision": revision, "available": available}
+	return fields{
+		"rc_id": "c", "role": "main", "index": 0, "digest": "d1", "state": state,
+		"revision": revision, "available": available,
+	}
 }
 
 func holding(ids ...string) fields {
@@ -255,7 +270,7 @@ func TestAnOrderlyHistoryHasNoViolations(t *testing.T) {
 	}
 }
 
-// A farm may send writes of several controllers together: each is judged by itself, and needs a fence of its own.
+// A farm may send writes of several controllers together. Each write is judged separately, and needs its own fence.
 func TestTwoControllersInOneTransaction(t *testing.T) {
 	t.Parallel()
 	for _, fenced := range []bool{true, false} {
@@ -273,7 +288,8 @@ func TestTwoControllersInOneTransaction(t *testing.T) {
 			kv("check-index", "breaker", nil).at(w.breaker), kv("check-index", "schema", nil).at(w.schema),
 			kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)),
 			kv("check-index", "rcs/d", nil).at(rc), kv("check-index", "locks/d", nil).at(lock),
-			kv("cas", "pods/d/main.0", p), kv("set", "intent/n2/d/main.0", in), kv("cas", "reservations/n2", holding("d/main.0")),
+			kv("cas", "pods/d/main.0", p), kv("set", "intent/n2/d/main.0", in),
+			kv("cas", "reservations/n2", holding("d/main.0")),
 		)
 		if fenced {
 			ops = append(ops, kv("check-session", "locks/d", nil).by("s-f1"))
@@ -291,8 +307,8 @@ func TestTwoControllersInOneTransaction(t *testing.T) {
 	}
 }
 
-// A farm may say of a controller that has no owner that it has none, and nothing else, and only if that is so.
-func TestAStatusOfAControllerWithoutAnOwner(t *testing.T) {
+// A farm may write a status that names no owner, but only if the controller has no owner.
+func TestAFarmMayWriteThatAControllerHasNoOwner(t *testing.T) {
 	t.Parallel()
 	const rule = "P1 without a fence"
 	says := func(id string) Op { return kv("set", "status/"+id, fields{"rc_id": id}) }
@@ -313,14 +329,15 @@ func TestAStatusOfAControllerWithoutAnOwner(t *testing.T) {
 	}
 }
 
-// What a farm says of a controller without an owner has the generation that its last owner has worked on. An operator
-// may have changed the controller since.
-func TestAStatusWithoutAnOwnerAfterAChange(t *testing.T) {
+// When a farm writes the status of a controller without an owner, the status keeps the generation that the last owner
+// worked on, because an operator may have changed the controller since.
+func TestAStatusWithoutAnOwnerKeepsItsGeneration(t *testing.T) {
 	t.Parallel()
 	const rule = "P2 superseded generation"
 	says := func(generation int, owner, condition string) Op {
 		return kv("set", "status/c", fields{
-			"rc_id": "c", "observed_generation": generation, "owner": owner, "conditions": []fields{{"type": condition, "true": true}},
+			"rc_id": "c", "observed_generation": generation, "owner": owner,
+			"conditions": []fields{{"type": condition, "true": true}},
 		})
 	}
 	for name, tt := range map[string]struct {
@@ -343,7 +360,7 @@ func TestAStatusWithoutAnOwnerAfterAChange(t *testing.T) {
 	}
 }
 
-// Every rule fires on a history that breaks it: a checker that cannot fail proves nothing.
+// The checker finds a violation of every rule in a history that breaks the rule.
 func TestBrokenHistoriesAreFound(t *testing.T) {
 	t.Parallel()
 	stopIntent, stopPod := kv("set", intentN1, told(stopped, 20)), placed("n1", stopped, 20)
@@ -373,7 +390,8 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 		"P3 port placed twice": func(w *world) {
 			p := placed("n1", running, 30)
 			p["index"] = 1
-			w.txn(w.fenced(kv("cas", "pods/c/main.1", p), kv("set", "reservations/n1", holding("c/main.0", "c/main.1")))...)
+			w.txn(w.fenced(kv("cas", "pods/c/main.1", p),
+				kv("set", "reservations/n1", holding("c/main.0", "c/main.1")))...)
 		},
 		"P3 port used twice on a node": func(w *world) {
 			w.add(Event{
@@ -383,18 +401,24 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 		},
 		"P3 placed without a share":       func(w *world) { w.second("n2", kv("set", "reservations/n2", holding())) },
 		"P3 placed without a reservation": func(w *world) { w.second("n2") },
-		"P3 placed on an unknown node":    func(w *world) { w.second("n9", kv("set", "reservations/n9", holding("c/main.1"))) },
-		"P3 no share at the end":          func(w *world) { w.txn(w.fenced(kv("set", "reservations/n1", holding()))...) },
+		"P3 placed on an unknown node": func(w *world) {
+			w.second("n9", kv("set", "reservations/n9", holding("c/main.1")))
+		},
+		"P3 no share at the end": func(w *world) {
+			w.txn(w.fenced(kv("set", "reservations/n1", holding()))...)
+		},
 		"P3 share of nobody at the end": func(w *world) {
 			w.txn(w.fenced(kv("set", "reservations/n2", holding("c/main.7")))...)
 		},
 		"P3 more pods than slots": func(w *world) {
 			p := placed("n1", running, 30)
 			p["index"] = 1
-			w.txn(w.fenced(kv("cas", "pods/c/main.1", p), kv("set", "reservations/n1", holding("c/main.0", "c/main.1", "d/main.0")))...)
+			w.txn(w.fenced(kv("cas", "pods/c/main.1", p),
+				kv("set", "reservations/n1", holding("c/main.0", "c/main.1", "d/main.0")))...)
 		},
 		"P4 stop that nobody asked for": func(w *world) {
-			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
+			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker),
+				kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
 		},
 		"P4 stop without the breaker": func(w *world) {
 			w.txn(w.fenced(kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
@@ -424,7 +448,8 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 			record := controllerOf(1, 1)
 			record["min_available"] = 1
 			w.rc = w.txn(kv("set", rcKey, record))
-			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
+			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker),
+				kv("cas", podKey, stopPod).at(w.pod), stopIntent)...)
 		},
 		"P6 above the surge": func(w *world) {
 			for i := 1; i < 4; i++ {
@@ -437,7 +462,8 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 			w.change(1, 1, fields{"strategy": "static"})
 			p := placed("n2", running, 20)
 			p["ghosts"] = []fields{{"node": "n1"}}
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod),
+				kv("cas", "reservations/n2", holding("c/main.0")))...)
 		},
 		"R1 echoed before the pages of orphans": func(w *world) {
 			record := fields{"name": "n2", "nonce": "n1", "orphan_pages": fields{"edition": "e1", "count": 2}}
@@ -469,7 +495,8 @@ func TestBrokenHistoriesAreFound(t *testing.T) {
 func TestReplayDecidesAsConsulDoes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.txn(w.fenced(kv("set", intentN1, told(running, 11)), kv("cas", podKey, placed("n2", running, 11)).at(w.pod+100))...)
+	w.txn(w.fenced(kv("set", intentN1, told(running, 11)),
+		kv("cas", podKey, placed("n2", running, 11)).at(w.pod+100))...)
 	if in := w.replay().get(prefix + intentN1).intent(); in.Revision != 10 {
 		t.Errorf("a refused transaction left revision %d", in.Revision)
 	}
@@ -479,7 +506,8 @@ func TestReplayDecidesAsConsulDoes(t *testing.T) {
 	}
 }
 
-// A restored snapshot rewinds the replay, and placing then waits for a new epoch. What was on its way lands.
+// A restored snapshot takes the replay back. After that, placements wait for a new epoch. Writes that are under way may
+// still land.
 func TestRestoredSnapshot(t *testing.T) {
 	t.Parallel()
 	for late, want := range map[time.Duration]int{0: 0, onItsWay - 100*time.Millisecond: 0, onItsWay: 1} {
@@ -487,7 +515,7 @@ func TestRestoredSnapshot(t *testing.T) {
 		saved := w.last()
 		w.txn(kv("set", "names/late", "late"))
 		w.restores(saved)
-		w.late += late // besides the milliseconds that entries are apart
+		w.late += late // in addition to the millisecond between two entries
 		w.second("n2", kv("check-index", "schema", nil).at(w.schema), kv("cas", "reservations/n2", holding("c/main.1")))
 		j := newJudgement(nil, nil)
 		if err := j.replay(w.log, w.events); err != nil {
@@ -502,7 +530,7 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
-// How long a restored store kept its epoch is told, by the longest time.
+// The result has the longest time that a restored store kept its epoch.
 func TestTheEpochAfterARestore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -524,14 +552,16 @@ func TestTheEpochAfterARestore(t *testing.T) {
 	}
 }
 
-// What a node had confirmed before a snapshot was restored is confirmed: it remembers. What it had not is not.
+// A stop that a node confirmed before a restore still counts as confirmed afterwards, because the node remembers it.
+// Other stops do not.
 func TestAStopThatARestoreTookBack(t *testing.T) {
 	t.Parallel()
 	const rule = "P5 given up before the stop was confirmed"
 	for state, want := range map[string]int{stopped: 0, "ready": 1} {
 		w := newWorld(t)
 		stop := w.txn(w.fenced(
-			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod),
+			kv("set", intentN1, told(stopped, 20)))...)
 		w.ran(stopped, 20)
 		w.txn(kv("set", realityN1, did(state, 20, false)))
 		w.restores(stop)
@@ -546,7 +576,7 @@ func TestAStopThatARestoreTookBack(t *testing.T) {
 	}
 }
 
-// A pod that is marked as lost counts as lost until a preparer holds its node, also where Consul knows the machine again.
+// A pod with `lost_since` counts as lost until a preparer holds its node, even if the machine's agent is back before.
 func TestALostPodIsNotAvailable(t *testing.T) {
 	t.Parallel()
 	const rule = "P6 below the minimum"
@@ -566,21 +596,23 @@ func TestALostPodIsNotAvailable(t *testing.T) {
 			w.pod = w.txn(w.fenced(kv("cas", podKey, p).at(w.pod))...)
 		}
 		w.txn(w.fenced(
-			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod),
+			kv("set", intentN1, told(stopped, 20)))...)
 		if counts := w.verdict().Count(); counts[rule] != tt.want {
 			t.Errorf("%s: found %v, want %d of %s", name, counts, tt.want, rule)
 		}
 	}
 }
 
-// Where a node's record cannot be read, farms do not wait for stops there.
+// If a node's record cannot be read, farms do not wait for stops on this node.
 func TestACopyThatStopsOnAnUnreadableNodeTakesNoRoom(t *testing.T) {
 	t.Parallel()
 	const rule = "P6 above the surge"
 	for value, violated := range map[string]bool{`["` + HostileMark + `"]`: false, "": true} {
 		w := newWorld(t)
 		w.pod = w.txn(w.fenced(
-			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod),
+			kv("set", intentN1, told(stopped, 20)))...)
 		if value != "" {
 			w.txn(kv("lock", "nodes/0/n1", json.RawMessage(value)).by("s-n1"))
 		}
@@ -595,7 +627,7 @@ func TestACopyThatStopsOnAnUnreadableNodeTakesNoRoom(t *testing.T) {
 	}
 }
 
-// A report that cannot be read says of no copy that it is available.
+// An unreadable report makes no copy available.
 func TestACopyWithAnUnreadableReportIsNotAvailable(t *testing.T) {
 	t.Parallel()
 	const rule = "P6 below the minimum"
@@ -608,14 +640,16 @@ func TestACopyWithAnUnreadableReportIsNotAvailable(t *testing.T) {
 			w.txn(kv("set", "reality/n1/c/main.0", json.RawMessage(value)))
 		}
 		w.txn(w.fenced(
-			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+			kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod),
+			kv("set", intentN1, told(stopped, 20)))...)
 		if counts := w.verdict().Count(); counts[rule] != want {
 			t.Errorf("a report of %q: found %v, want %d of %s", value, counts, want, rule)
 		}
 	}
 }
 
-// Placing waits for each node that passes all the time until it has said, under the new epoch, what it runs.
+// Placements wait for each node whose preparer passes all the time, until the node has reported under the new epoch
+// what it runs.
 func TestPlacingWaitsForSilentNodes(t *testing.T) {
 	t.Parallel()
 	const rule = "R1 placed before every node has spoken"
@@ -626,7 +660,10 @@ func TestPlacingWaitsForSilentNodes(t *testing.T) {
 		return fields{"Node": "n2", "Check": fields{"CheckID": "serfHealth", "Status": status}}
 	}
 	echo := func(epoch string) Op {
-		return kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 2}, "nonce": epoch, "consul_node": "n2"})
+		return kv("set", "nodes/0/n2", fields{
+			"name": "n2", "capacity": fields{"slots": 2},
+			"nonce": epoch, "consul_node": "n2",
+		})
 	}
 	for name, tt := range map[string]struct {
 		meanwhile func(w *world)
@@ -653,7 +690,8 @@ func TestPlacingWaitsForSilentNodes(t *testing.T) {
 			tt.meanwhile(w)
 			p := placed("n2", running, 30)
 			p["index"] = 1
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("cas", "reservations/n2", holding("c/main.1")))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
+				kv("cas", "reservations/n2", holding("c/main.1")))...)
 			if counts := w.verdict().Count(); counts[rule] != tt.want {
 				t.Errorf("found %v, want %d of %s", counts, tt.want, rule)
 			}
@@ -661,7 +699,7 @@ func TestPlacingWaitsForSilentNodes(t *testing.T) {
 	}
 }
 
-// A value written under an earlier fence must not be read once somebody else has the lock.
+// When another client has the lock, a value that was written under an earlier fence must not be read.
 func TestFencedRegister(t *testing.T) {
 	t.Parallel()
 	op := func(client int, what string, fence uint64, value, outcome string, call, end int64) Event {
@@ -687,17 +725,19 @@ func TestFencedRegister(t *testing.T) {
 	if check(history(LockUnknown, 4)[:5]) != 0 || check(history(LockRefused, 11)[:5]) != 0 {
 		t.Error("an orderly history was found at fault")
 	}
-	// What a register shows after a restore says nothing about fences, and what it showed before still does.
-	if check(history(LockDone, 11), span{9, 9}) != 0 || check(history(LockDone, 11), span{14, 15}) != 1 || check(history(LockDone, 11), span{0, 1}) != 1 {
+	// Reads after a restore prove nothing about fences. Reads before the restore can prove a violation.
+	if check(history(LockDone, 11), span{9, 9}) != 0 || check(history(LockDone, 11), span{14, 15}) != 1 ||
+		check(history(LockDone, 11), span{0, 1}) != 1 {
 		t.Error("a restore is not taken for what it is")
 	}
 }
 
-// A pod that runs once may run again where a restored snapshot took back that it was to run, or to stop, and not otherwise.
+// A pod that runs once may run again only if a restored snapshot took back the intent to run it, or the intent to stop
+// it.
 func TestAPodThatRunsOnceAfterARestore(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		started, stopped, again uint64 // when that was asked for; stopped zero: never
+		started, stopped, again uint64 // indices of the intents; stopped zero: there was none
 		want                    int
 	}{
 		"nothing was taken back":                     {10, 12, 31, 1},
@@ -719,7 +759,10 @@ func TestAPodThatRunsOnceAfterARestore(t *testing.T) {
 			if d.index == 0 {
 				continue
 			}
-			e := Event{Kind: EventNode, At: int64(i), Node: d.node, ID: "c/main.0", State: d.state, Revision: int64(i), Once: true}
+			e := Event{
+				Kind: EventNode, At: int64(i), Node: d.node, ID: "c/main.0",
+				State: d.state, Revision: int64(i), Once: true,
+			}
 			events = append(events, e)
 			j.ordered[orderKey(e.Node, e.ID, e.Revision)] = asked{state: d.state, index: d.index}
 		}
@@ -730,7 +773,7 @@ func TestAPodThatRunsOnceAfterARestore(t *testing.T) {
 	}
 }
 
-// A pod that runs once may be told again where it is, and starts neither on another node nor after a stop.
+// A pod that runs once may get its intent again on its node. The pod must not start on another node, or after a stop.
 func TestAPodThatRunsOnce(t *testing.T) {
 	t.Parallel()
 	type did struct{ node, state string }
@@ -748,9 +791,13 @@ func TestAPodThatRunsOnce(t *testing.T) {
 	} {
 		var events []Event
 		for i, d := range c.all {
-			events = append(events, Event{Kind: EventNode, At: int64(i), Node: d.node, ID: "c/main.0", State: d.state, Revision: int64(i), Once: true})
+			events = append(events, Event{
+				Kind: EventNode, At: int64(i), Node: d.node, ID: "c/main.0",
+				State: d.state, Revision: int64(i), Once: true,
+			})
 		}
-		events = append(events, Event{Kind: EventNode, Node: "n7", ID: "c/main.0", State: running}, Event{Kind: EventNode, Node: "n8", ID: "d/main.0", State: running, Once: true})
+		events = append(events, Event{Kind: EventNode, Node: "n7", ID: "c/main.0", State: running},
+			Event{Kind: EventNode, Node: "n8", ID: "d/main.0", State: running, Once: true})
 		j := newJudgement(nil, nil)
 		j.once(events)
 		if got := j.result.Count()["pre_deploy ran twice"]; got != c.want {

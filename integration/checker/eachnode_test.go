@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A controller with a pod on each node: a pod comes to a node that has none, stays there, and is stopped only where its node does not ask for it.
+// A controller with a pod on each node places a pod only on a node without one. Its pods do not move. A pod is stopped
+// only if its node is drained or no longer matches the selector.
 func TestAPodOnEachNode(t *testing.T) {
 	t.Parallel()
 	const (
@@ -18,7 +19,8 @@ func TestAPodOnEachNode(t *testing.T) {
 		return func(w *world) {
 			p := placed(node, running, 30)
 			p["index"], p["ports"] = 1, fields{}
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/"+node, holding("c/main.1")))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
+				kv("set", "reservations/"+node, holding("c/main.1")))...)
 		}
 	}
 	drain := func(w *world) { w.txn(kv("set", "nodeops/0/n1", fields{"drain": fields{}})) }
@@ -31,20 +33,37 @@ func TestAPodOnEachNode(t *testing.T) {
 		"it moves": {func(w *world) {
 			p := placed("n2", running, 30)
 			p["ghosts"] = []fields{{"node": "n1"}}
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("set", "reservations/n2", holding("c/main.0")))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod),
+				kv("set", "reservations/n2", holding("c/main.0")))...)
 		}, moved},
-		"its node asks for it":     {func(w *world) { w.stop(20) }, unasked},
-		"its node is drained":      {func(w *world) { drain(w); w.stop(20) }, ""},
-		"its node is relabelled":   {func(w *world) { w.labels1(fields{"rack": "b"}); w.stop(20) }, ""},
-		"its node is cordoned":     {func(w *world) { w.txn(kv("set", "nodeops/0/n1", fields{"unschedulable": true})); w.stop(20) }, unasked},
-		"the minimum is what asks": {func(w *world) { w.change(3, 0, eachNode(fields{"min_available": 1})); w.stop(20) }, minimum},
-		"and none does":            {func(w *world) { w.change(3, 0, eachNode(fields{"min_available": 1})); drain(w); w.stop(20) }, ""},
+		"its node asks for it":   {func(w *world) { w.stop(20) }, unasked},
+		"its node is drained":    {func(w *world) { drain(w); w.stop(20) }, ""},
+		"its node is relabelled": {func(w *world) { w.labels1(fields{"rack": "b"}); w.stop(20) }, ""},
+		"its node is cordoned": {func(w *world) {
+			w.txn(kv("set", "nodeops/0/n1", fields{"unschedulable": true}))
+			w.stop(20)
+		}, unasked},
+		"the minimum is what asks": {func(w *world) {
+			w.change(3, 0, eachNode(fields{"min_available": 1}))
+			w.stop(20)
+		}, minimum},
+		"and none does": {func(w *world) {
+			w.change(3, 0, eachNode(fields{"min_available": 1}))
+			drain(w)
+			w.stop(20)
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.txn(kv("set", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 9}, "nonce": "n0", "consul_node": "n1", "labels": fields{"rack": "a"}}))
-			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 9}, "nonce": "n0", "consul_node": "n2", "labels": fields{"rack": "a"}}))
+			w.txn(kv("set", "nodes/0/n1", fields{
+				"name": "n1", "capacity": fields{"slots": 9}, "nonce": "n0",
+				"consul_node": "n1", "labels": fields{"rack": "a"},
+			}))
+			w.txn(kv("set", "nodes/0/n2", fields{
+				"name": "n2", "capacity": fields{"slots": 9}, "nonce": "n0",
+				"consul_node": "n2", "labels": fields{"rack": "a"},
+			}))
 			w.change(2, 0, eachNode(fields{}))
 			c.act(w)
 			found := w.verdict().Count()
@@ -57,7 +76,6 @@ func TestAPodOnEachNode(t *testing.T) {
 	}
 }
 
-// eachNode is what a record says of the mode, and more.
 func eachNode(more fields) fields {
 	all := fields{"mode": "each-node", "replica_groups": nil, "node_selector": "rack=a"}
 	maps.Copy(all, more)

@@ -9,29 +9,29 @@ import (
 	"slices"
 )
 
-// Event is what a run wrote down about something that Consul's log does not show.
+// Event is a fact that Consul's log does not show.
 type Event struct {
 	At   int64  `json:"at"` // unix nanoseconds, by the clock that the servers use too
 	Kind string `json:"kind"`
 
-	// EventNode: a simulated node has just done what an intent says. EventEnd: what it runs at the end, one event for each.
-	// EventLost: its machine died, and with it all that ran and all that the node knew. EventLeak: an identity is about to be
-	// given a claim on the node although it is not there. EventSelf: the machine has just stopped a pod by itself, as
-	// disconnect.stop_after asks for: by its own account it has been without contact since Call.
+	// EventNode: a simulated node has just carried out an intent. EventEnd: the node runs the pod at the end of the
+	// run. EventLost: the machine died with all its pods and all that the node knew. EventLeak: the run is about to
+	// give the identity a claim without a pod. EventSelf: the machine has just stopped the pod because of
+	// disconnect.stop_after; Call is when the node lost contact, by its own account.
 	Node     string         `json:"node,omitempty"`
 	ID       string         `json:"id,omitempty"` // <rc-id>/<role>.<index>
 	State    string         `json:"state,omitempty"`
 	Digest   string         `json:"digest,omitempty"`
 	Revision int64          `json:"revision,omitempty"`
 	Ports    map[string]int `json:"ports,omitempty"`
-	// Once: the pod runs to its end, and no node starts it after another one has.
+	// Once: the pod must not start on a second node.
 	Once bool `json:"once,omitempty"`
 
-	// EventMachine: from Call to At the run did something to the machine whose Consul agent is Node, so that it may be taken for lost;
-	// without Node to the servers, which speak for all machines.
+	// EventMachine: from Call to At the run disturbed the machine of the Consul agent Node, or, if Node is empty, the
+	// servers. Farms may take the machine for lost.
 
-	// EventSnapshot and EventRestore: the Raft index that the snapshot was taken at. A restore lasts from Call to At.
-	// EventWipe: from Call on operators delete everything; at At what is desired is back.
+	// EventSnapshot and EventRestore: the snapshot's Raft index; a restore lasts from Call to At. EventWipe: from Call
+	// on operators delete everything; at At the desired records are back.
 	Index uint64 `json:"index,omitempty"`
 	Call  int64  `json:"call,omitempty"`
 
@@ -77,7 +77,6 @@ func ofKind(events []Event, kinds ...string) []Event {
 	return out
 }
 
-// restores keeps the states that were saved and knows which of them came back when.
 type restores struct {
 	wanted map[uint64]bool // index of a snapshot that was restored
 	saved  map[uint64]*state
@@ -98,8 +97,8 @@ func (r *restores) keep(index uint64, s *state) {
 	}
 }
 
-// match finds the restore that made the hole between two entries: the last attempt that began before the entry after it
-// was appended. Attempts before that one failed without effect. It returns the index of the snapshot, too.
+// match finds the restore that made the gap between two entries: the last attempt before the second entry was appended,
+// because earlier ones failed without effect. It returns the snapshot's index and state.
 func (r *restores) match(last, next *Entry) (uint64, *state, error) {
 	if next.Index != last.Index+2 {
 		return 0, nil, fmt.Errorf("%w: the log lacks the entries between %d and %d", ErrHarness, last.Index, next.Index)
@@ -113,7 +112,8 @@ func (r *restores) match(last, next *Entry) (uint64, *state, error) {
 		if saved := r.saved[index]; saved != nil {
 			return index, saved, nil
 		}
-		return 0, nil, fmt.Errorf("%w: the snapshot at index %d was restored, which the log does not reach", ErrHarness, index)
+		return 0, nil, fmt.Errorf("%w: the snapshot at index %d was restored, which the log does not reach", ErrHarness,
+			index)
 	}
 	return 0, nil, fmt.Errorf("%w: index %d is missing and nobody restored a snapshot then", ErrHarness, last.Index+1)
 }
@@ -128,7 +128,7 @@ type FinalKey struct {
 
 // Final is what Consul held when everything had come to rest.
 type Final struct {
-	Index uint64 // of the last entry of the Raft log then; what comes later is not judged
+	Index uint64 // of the last entry of the Raft log at that time; later entries are not judged
 	Keys  []FinalKey
 }
 
@@ -144,7 +144,7 @@ func readFinal(path string) (Final, error) {
 	return f, nil
 }
 
-// equals proves the replay: it must have come to the very keys, versions and locks that Consul showed.
+// equals proves the replay: it must have the same keys, versions and locks as Consul.
 func (s *state) equals(final []FinalKey) error {
 	seen := map[string]bool{}
 	for i := range final {
@@ -152,7 +152,8 @@ func (s *state) equals(final []FinalKey) error {
 		seen[f.Key] = true
 		k := s.get(f.Key)
 		if k == nil || k.Index != f.ModifyIndex || k.Session != f.Session || !bytes.Equal(k.Value, f.Value) {
-			return fmt.Errorf("the servers ended with %s at index %d, the replay of its log with %+v", f.Key, f.ModifyIndex, k)
+			return fmt.Errorf("the servers ended with %s at index %d, the replay of its log with %+v", f.Key,
+				f.ModifyIndex, k)
 		}
 	}
 	for _, g := range s.groups {

@@ -6,16 +6,14 @@ import (
 	"slices"
 )
 
-// A pod comes to a node only while the node's labels match its controller's selector: by the labels of the very moment of the write, whoever
-// had not heard of them yet. Pods that are there already are another matter.
+// A pod may be placed on a node only if the labels match the selector at the moment of the write, even if the farm has
+// not read them yet.
 
-// unlabelled are the labels that a node had until some moment.
 type unlabelled struct {
 	labels map[string]string
 	until  int64
 }
 
-// rememberLabels notes which labels a node had before operators gave it others.
 func (j *judgement) rememberLabels(c *Change, at int64) {
 	if group(c.Key) != "nodeops" {
 		return
@@ -40,7 +38,6 @@ func (j *judgement) rememberLabels(c *Change, at int64) {
 	j.labelled[node] = append(j.labelled[node], unlabelled{was, at})
 }
 
-// selected judges where a pod comes to.
 func (j *judgement) selected(w *Write, p *placement) {
 	rc := w.before(prefix + "rcs/" + p.RCID).controller()
 	if rc == nil || rc.NodeSelector == "" {
@@ -48,14 +45,16 @@ func (j *judgement) selected(w *Write, p *placement) {
 	}
 	j.looked(ruleSelected)
 	if labels := w.state.labels(p.Node); !rc.selects(labels) {
-		j.violated("P3", "placed where the selector does not match", w.Index, "%s on %s, which has %v; the selector is %s", p.id(), p.Node, labels, rc.NodeSelector)
+		j.violated("P3", "placed where the selector does not match", w.Index,
+			"%s on %s, which has %v; the selector is %s", p.id(), p.Node, labels, rc.NodeSelector)
 	}
 }
 
-// ruleSelected is what placements of controllers with a selector are counted under.
 const ruleSelected = "P3 selected"
 
-// unselected reports whether the node did not match a moment ago: a farm may not have heard yet that it does again.
+// unselected reports whether the labels did not match a moment ago: a farm may not have read yet that they match.
 func (j *judgement) unselected(w *Write, rc *controller, node string) bool {
-	return slices.ContainsFunc(j.labelled[node], func(l unlabelled) bool { return j.recently(w, l.until) && !rc.selects(l.labels) })
+	return slices.ContainsFunc(j.labelled[node], func(l unlabelled) bool {
+		return j.recently(w, l.until) && !rc.selects(l.labels)
+	})
 }

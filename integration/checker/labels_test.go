@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// labels says what operators' labels n2 has from now on; its own is rack=a.
+// n2's own label is rack=a.
 func (w *world) labels(labels fields) { w.txn(kv("set", "nodeops/0/n2", fields{"labels": labels})) }
 
-// A pod comes to n2 by the labels that it has at that moment, the operators' on top of its own.
-func TestPlacedByTheLabelsOfNow(t *testing.T) {
+// A pod may be placed on n2 if n2's labels match at that moment. Operators' labels take precedence over n2's own.
+func TestAPodIsPlacedByPresentLabels(t *testing.T) {
 	t.Parallel()
 	const rule = "P3 placed where the selector does not match"
 	for name, c := range map[string]struct {
@@ -34,7 +34,10 @@ func TestPlacedByTheLabelsOfNow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 9}, "nonce": "n0", "consul_node": "n2", "labels": fields{"rack": "a"}}))
+			w.txn(kv("set", "nodes/0/n2", fields{
+				"name": "n2", "capacity": fields{"slots": 9}, "nonce": "n0",
+				"consul_node": "n2", "labels": fields{"rack": "a"},
+			}))
 			w.change(2, 2, fields{"node_selector": c.selector})
 			c.act(w)
 			p := placed("n2", running, 30)
@@ -42,7 +45,8 @@ func TestPlacedByTheLabelsOfNow(t *testing.T) {
 			if c.adopted {
 				p["adopted_at_generation"] = 2
 			}
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/n2", holding("c/main.1")))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
+				kv("set", "reservations/n2", holding("c/main.1")))...)
 			r := w.verdict()
 			if found := r.Count(); (found[rule] > 0) != (c.rule != "") {
 				t.Errorf("found %v, expected %q", found, c.rule)
@@ -54,24 +58,31 @@ func TestPlacedByTheLabelsOfNow(t *testing.T) {
 	}
 }
 
-// A pod that is stopped where it is, because the node does not match: by the labels of now, or of a moment ago.
-func TestStoppedForLabels(t *testing.T) {
+// A pod may be stopped because its node does not match, now or a moment ago.
+func TestAPodMayStopBecauseOfLabels(t *testing.T) {
 	t.Parallel()
 	const rule = "P4 stop that nobody asked for"
 	for name, c := range map[string]struct {
 		act  func(w *world)
 		rule string
 	}{
-		"it matches":                {func(*world) {}, rule},
-		"it does not":               {func(w *world) { w.labels1(fields{"rack": "b"}) }, ""},
-		"it matches again":          {func(w *world) { w.labels1(fields{"rack": "b"}); w.labels1(nil) }, ""},
-		"it matches again for long": {func(w *world) { w.labels1(fields{"rack": "b"}); w.labels1(nil); w.late += heardLate + time.Second }, rule},
-		"another label changed":     {func(w *world) { w.labels1(fields{"disk": "b"}); w.labels1(nil) }, rule},
+		"it matches":       {func(*world) {}, rule},
+		"it does not":      {func(w *world) { w.labels1(fields{"rack": "b"}) }, ""},
+		"it matches again": {func(w *world) { w.labels1(fields{"rack": "b"}); w.labels1(nil) }, ""},
+		"it matches again for long": {func(w *world) {
+			w.labels1(fields{"rack": "b"})
+			w.labels1(nil)
+			w.late += heardLate + time.Second
+		}, rule},
+		"another label changed": {func(w *world) { w.labels1(fields{"disk": "b"}); w.labels1(nil) }, rule},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.txn(kv("set", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 9}, "nonce": "n0", "consul_node": "n1", "labels": fields{"rack": "a"}}))
+			w.txn(kv("set", "nodes/0/n1", fields{
+				"name": "n1", "capacity": fields{"slots": 9}, "nonce": "n0",
+				"consul_node": "n1", "labels": fields{"rack": "a"},
+			}))
 			w.change(2, 1, fields{"node_selector": "rack=a", "min_available": 0})
 			c.act(w)
 			w.stop(20)

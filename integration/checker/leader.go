@@ -5,7 +5,6 @@ import (
 	"strings"
 )
 
-// keyLease is the lock of the farms' leader, and holder what it says.
 const keyLease = prefix + "elections/farm/lease/holder"
 
 type holder struct {
@@ -15,11 +14,11 @@ type holder struct {
 
 func (k *Key) holder() *holder { return record[holder](k, "elections") }
 
-// tenures are the leaders that have written something, in the order of their first writes: who, under which session, elected when.
+// tenures has the leaders by their first writes, each with its session and the time of its election.
 type tenures []string
 
-// leads is P1 for what belongs to no controller: only the leader of the farms writes it, under the fence of its lease, in its own name; and all
-// that one leader writes is before all that the next one does.
+// leads judges P1 for records that belong to no controller: only the farms' leader writes them, under the fence of its
+// lease and in its own name. The writes of two leaders do not mix.
 func (j *judgement) leads(w *Write) {
 	j.noteFarms(w)
 	what := w.ofNobody()
@@ -32,7 +31,8 @@ func (j *judgement) leads(w *Write) {
 	}
 	j.looked("P1 leader")
 	if !fenced {
-		j.violated("P1", "not under the leader's fence", w.Index, "%s was written by a transaction that does not check the lease of the farms' leader", what)
+		j.violated("P1", "not under the leader's fence", w.Index,
+			"%s was written by a transaction that does not check the lease of the farms' leader", what)
 		return
 	}
 	lease := w.before(keyLease)
@@ -50,13 +50,13 @@ func (j *judgement) leads(w *Write) {
 		return
 	}
 	if slices.Contains(j.tenures, now) {
-		j.violated("P1", ruleLeadersMixed, w.Index, "the leader %s wrote again after %s had", now, j.tenures[len(j.tenures)-1])
+		j.violated("P1", ruleLeadersMixed, w.Index, "the leader %s wrote again after %s had", now,
+			j.tenures[len(j.tenures)-1])
 	}
 	j.tenures = append(j.tenures, now)
 	j.result.Leaders = len(j.tenures)
 }
 
-// noteFarms remembers who was a farm.
 func (j *judgement) noteFarms(w *Write) {
 	for i := range w.Changes {
 		if c := &w.Changes[i]; group(c.Key) == "farms" && c.After != nil {
@@ -65,7 +65,7 @@ func (j *judgement) noteFarms(w *Write) {
 	}
 }
 
-// removedNode names the record of a node that the transaction removes in the name of a farm; "": none. Operators remove such records, too.
+// removedNode returns the key of a node's record that a farm removes, or "". Operators may remove such records.
 func (j *judgement) removedNode(w *Write) (key string) {
 	byFarm := false
 	for i := range w.Changes {
@@ -83,7 +83,7 @@ func (j *judgement) removedNode(w *Write) (key string) {
 	return key
 }
 
-// ofNobody names what the transaction changes that belongs to no controller and is the leader's alone; "": nothing.
+// ofNobody returns a changed key that only the leader may write, or "".
 func (w *Write) ofNobody() string {
 	for i := range w.Changes {
 		c := &w.Changes[i]

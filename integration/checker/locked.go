@@ -6,12 +6,11 @@ import (
 	"strings"
 )
 
-// ownerAt returns the farm that held a controller's lock when the transaction was carried out, and its session; "" when none
-// did.
+// ownerAt returns the farm that held a controller's lock, and its session, or "".
 func (w *Write) ownerAt(rcID string) (farm, sessionID string) { return w.holderOf(lockOf(rcID)) }
 
-// holderOf is ownerAt for the key of any lock. A session's name has the key prefix after the farm's. One that lives by its own
-// TTL, and not by a check, bears the incarnation, too.
+// holderOf is ownerAt for any lock. A session's name has the farm's name, the key prefix and, if the session lives by
+// its own TTL, the incarnation.
 func (w *Write) holderOf(key string) (farm, sessionID string) {
 	lock := w.before(key)
 	if lock == nil || lock.Session == "" || lock.lockValue() == nil {
@@ -20,15 +19,15 @@ func (w *Write) holderOf(key string) (farm, sessionID string) {
 	farm = lock.lockValue().Farm
 	s, alive := w.state.sessions[lock.Session]
 	name, ours := strings.CutPrefix(s.name, "rcfarm/farm/")
-	if stable, rest, _ := strings.Cut(name, "@"); !alive || !ours || stable != farm || !strings.HasPrefix(rest, prefix) {
+	if stable, rest, _ := strings.Cut(name, "@"); !alive || !ours ||
+		stable != farm || !strings.HasPrefix(rest, prefix) {
 		return "", ""
 	}
 	return farm, lock.Session
 }
 
-// locked is P1 by the locks alone, whatever the transaction says about itself and whatever it checks: who changes a
-// controller's placements, intents or claims does so while a farm's session holds that controller's lock. A farm sends
-// writes of several controllers together, each with a fence of its own: then one session holds all of their locks.
+// locked judges P1 by the locks alone: a controller's placements, intents and claims change only while a farm's session
+// holds its lock. One session must hold all locks of a transaction.
 func (j *judgement) locked(w *Write) {
 	written := j.written(w)
 	sessions := map[string]bool{}
@@ -36,7 +35,8 @@ func (j *judgement) locked(w *Write) {
 		j.looked("P1 held")
 		farm, sessionID := w.ownerAt(id)
 		if farm == "" {
-			j.violated("P1", ruleNotLocked, w.Index, "%s of controller %s was written while no farm held its lock", w.summary(), id)
+			j.violated("P1", ruleNotLocked, w.Index, "%s of controller %s was written while no farm held its lock",
+				w.summary(), id)
 			continue
 		}
 		sessions[sessionID] = true
@@ -50,7 +50,6 @@ func (j *judgement) locked(w *Write) {
 	}
 }
 
-// written returns the controllers whose placements, intents or claims the transaction changes.
 func (j *judgement) written(w *Write) map[string]bool {
 	out := map[string]bool{}
 	for i := range w.Changes {
@@ -68,8 +67,7 @@ func (j *judgement) written(w *Write) map[string]bool {
 	return out
 }
 
-// claims returns the identities whose claim on a node a change gives, takes or alters. Claims that the run itself leaked
-// are not among those given.
+// claims returns the identities whose claim a change adds, removes or alters, except by the run itself.
 func (j *judgement) claims(c *Change) []string {
 	if group(c.Key) != "reservations" {
 		return nil
@@ -92,7 +90,7 @@ func (j *judgement) claims(c *Change) []string {
 	return out
 }
 
-// leaks returns the claims that a run wrote itself, for nobody, by node and identity: something for operators to sweep.
+// leaks returns the claims that the run leaked for sweeps, by node and identity.
 func leaks(events []Event) map[string]bool {
 	out := map[string]bool{}
 	for _, e := range ofKind(events, EventLeak) {

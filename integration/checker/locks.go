@@ -7,20 +7,20 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// LockOp is one operation of a client on a fenced register: a lock, and a value that is written under it. Whoever takes the
-// lock gets a fence, and from then on no write under an earlier one may take effect.
+// LockOp is a client's operation on a fenced register: a lock, and a value written under it. No write under an earlier
+// fence may take effect after the lock is taken.
 type LockOp struct {
 	Client  int    `json:"client"`
 	Key     string `json:"key"`
 	Op      string `json:"op"`      // LockAcquire, LockWrite, LockRead
-	Fence   uint64 `json:"fence"`   // that was got, or that was written under
-	Value   string `json:"value"`   // that was written or read
+	Fence   uint64 `json:"fence"`   // the fence that the client got, or wrote under
+	Value   string `json:"value"`   // the value that was written or read
 	Outcome string `json:"outcome"` // LockDone, LockRefused, LockUnknown
 	Call    int64  `json:"call"`    // unix nanoseconds
 	Return  int64  `json:"return"`
 }
 
-// The operations and their outcomes.
+// The operations on a register, and their outcomes.
 const (
 	LockAcquire = "acquire"
 	LockWrite   = "write"
@@ -30,7 +30,7 @@ const (
 	LockUnknown = "unknown"
 )
 
-// linearizeLimit bounds the search for an order. Histories of these runs take well below a second.
+// linearizeLimit bounds the search for an order, which takes far less than a second.
 const linearizeLimit = 30 * time.Second
 
 type register struct {
@@ -38,7 +38,6 @@ type register struct {
 	value string
 }
 
-// fencedRegister is the model: taking the lock raises the fence; a write takes effect only under the present one.
 var fencedRegister = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{register{}} },
 	Step: func(state, input, _ any) []any {
@@ -70,8 +69,8 @@ var fencedRegister = porcupine.NondeterministicModel{
 	},
 }
 
-// locks judges the recorded history of the fenced registers: is there an order of their operations in which no write of an
-// earlier tenure took effect?
+// locks judges the fenced registers: is there an order of the operations in which no write of an earlier tenure took
+// effect?
 func (j *judgement) locks(events []Event) {
 	began := map[string]int64{} // the first use of each register
 	for _, e := range ofKind(events, EventLock) {
@@ -83,7 +82,8 @@ func (j *judgement) locks(events []Event) {
 	for _, e := range ofKind(events, EventLock) {
 		if op, keep := cut(*e.Lock, j.rewoundAfter(began[e.Lock.Key])); keep {
 			j.looked("P1 register")
-			byKey[op.Key] = append(byKey[op.Key], porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Return: op.Return})
+			byKey[op.Key] = append(byKey[op.Key],
+				porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Return: op.Return})
 		}
 	}
 	model := fencedRegister.ToModel()
@@ -91,15 +91,17 @@ func (j *judgement) locks(events []Event) {
 		switch porcupine.CheckOperationsTimeout(model, history, linearizeLimit) {
 		case porcupine.Ok:
 		case porcupine.Illegal:
-			j.violated("P1", ruleRegister, 0, "%s: %d operations; a write of an earlier tenure took effect, or one of the present did not", key, len(history))
+			j.violated("P1", ruleRegister, 0,
+				"%s: %d operations; a write of an earlier tenure took effect, or one of the present did not", key,
+				len(history))
 		case porcupine.Unknown:
 			j.result.Checked["P1 register undecided"] += len(history)
 		}
 	}
 }
 
-// rewoundAfter returns when the first restore that a register saw may have begun: one that had not ended when it was first
-// used. The log tells when: who asks for a restore and gives up waiting does not know whether it comes later.
+// rewoundAfter returns when the first restore after a register's first use may have begun. It uses the log, because a
+// client that timed out does not know whether its restore happens later.
 func (j *judgement) rewoundAfter(began int64) int64 {
 	for _, r := range j.rewound {
 		if r.to > began {
@@ -109,8 +111,8 @@ func (j *judgement) rewoundAfter(began int64) int64 {
 	return math.MaxInt64
 }
 
-// cut makes an operation fit a history that a restored snapshot ended: what began later is left out, and what was under way
-// has an unknown outcome or shows nothing.
+// cut fits an operation into a history that a restore ended: an operation that began later is left out, and an
+// operation that was under way has an unknown outcome.
 func cut(op LockOp, rewound int64) (LockOp, bool) {
 	switch {
 	case op.Call >= rewound || op.Return >= rewound && op.Op != LockWrite:

@@ -8,32 +8,31 @@ import (
 
 const marked = "2027-01-15T08:00:00Z"
 
-// agent says what Consul knows of the agent of a node.
 func (w *world) agent(node, status string) {
 	w.command(typeRegister, fields{"Node": node, "Check": fields{"CheckID": "serfHealth", "Status": status}})
 }
 
-// hit notes that the run does something to a machine from now on, for a while.
+// hit records that the run disturbs a machine from now on.
 func (w *world) hit(machine string, lasts time.Duration) {
 	w.add(Event{Kind: EventMachine, Node: machine, Call: w.now() - 1, At: w.now() + int64(lasts)})
 }
 
-// unheard ends the session of a node's preparer, and returns the index that its record has then.
+// unheard ends the session of a node's preparer, and returns the death's index.
 func (w *world) unheard(node string) uint64 {
 	return w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-" + node}})
 }
 
-// marks says in the placement that the machine of n1 is lost, by the death with an index.
+// marks writes `lost_since` for this death into the placement on n1.
 func (w *world) marks(death uint64, more ...Op) {
 	p := placed("n1", running, 10)
 	p["lost_since"], p["dead_index"] = marked, death
 	w.pod = w.txn(w.fenced(append(more, kv("cas", podKey, p).at(w.pod))...)...)
 }
 
-// proves that nobody holds the record of n1, as at an index.
+// proves is the condition that no preparer holds the record of n1 since this death.
 func proves(death uint64) Op { return kv("check-index", "nodes/0/n1", nil).at(death) }
 
-func TestWhoIsLost(t *testing.T) {
+func TestOnlyDisturbedMachinesAreLost(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		act  func(w *world)
@@ -165,8 +164,8 @@ func TestWhoIsLost(t *testing.T) {
 	}
 }
 
-// For a while a farm may not know that a machine is gone; after that, and where its own placements say so, it must.
-func TestTheMinimumOfFarmsThatHearLate(t *testing.T) {
+// For a while a farm need not know that a machine is lost, unless it has written `lost_since` itself.
+func TestTheMinimumToleratesFarmsThatReadLate(t *testing.T) {
 	t.Parallel()
 	const rule = "P6 below the minimum"
 	for name, c := range map[string]struct {
@@ -182,9 +181,12 @@ func TestTheMinimumOfFarmsThatHearLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			// Two replicas, one must stay: the one on n2 is stopped while that on n1 is on a lost machine.
+			// Two replicas, and one must stay. The one on n2 is stopped while the machine of the other is lost.
 			w.place("n2", fields{"http": 80}, []int{80})
-			w.txn(kv("set", "reality/n2/c/main.1", fields{"rc_id": "c", "role": "main", "index": 1, "digest": "d1", "state": "ready", "revision": 30, "available": true}))
+			w.txn(kv("set", "reality/n2/c/main.1", fields{
+				"rc_id": "c", "role": "main", "index": 1, "digest": "d1",
+				"state": "ready", "revision": 30, "available": true,
+			}))
 			w.change(1, 1, fields{"min_available": 1})
 			w.hit("n1", time.Hour)
 			death := w.unheard("n1")
@@ -197,14 +199,15 @@ func TestTheMinimumOfFarmsThatHearLate(t *testing.T) {
 			p["index"] = 1
 			in := told(stopped, 40)
 			in["index"] = 1
-			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("set", "pods/c/main.1", p), kv("set", "intent/n2/c/main.1", in))...)
+			w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("set", "pods/c/main.1", p),
+				kv("set", "intent/n2/c/main.1", in))...)
 			w.expect(c.rule)
 		})
 	}
 }
 
-// What a living node runs is adopted there, not placed anew.
-func TestPlacedAlthoughItRuns(t *testing.T) {
+// A pod that a living node runs is adopted there, not placed anew.
+func TestARunningPodIsAdoptedNotPlaced(t *testing.T) {
 	t.Parallel()
 	const rule = "R1 placed although it runs"
 	for name, c := range map[string]struct {
@@ -217,18 +220,24 @@ func TestPlacedAlthoughItRuns(t *testing.T) {
 		"its machine is gone": {func(w *world) { w.add(Event{Kind: EventLost, At: w.now() + 1, Node: "n1"}) }, ""},
 		"its node is back": {func(w *world) {
 			w.unheard("n1")
-			w.txn(kv("lock", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1"}).by("s-n2"))
+			w.txn(kv("lock", "nodes/0/n1", fields{
+				"name": "n1", "capacity": fields{"slots": 2},
+				"nonce": "n0", "consul_node": "n1",
+			}).by("s-n2"))
 		}, ""},
 		"its node is back for long": {func(w *world) {
 			w.unheard("n1")
-			w.txn(kv("lock", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1"}).by("s-n2"))
+			w.txn(kv("lock", "nodes/0/n1", fields{
+				"name": "n1", "capacity": fields{"slots": 2},
+				"nonce": "n0", "consul_node": "n1",
+			}).by("s-n2"))
 			w.late += 2 * heardLate
 		}, rule},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.txn(kv("delete", podKey, nil)) // as a restored snapshot would, or a wipe
+			w.txn(kv("delete", podKey, nil)) // as after a wipe, or the restore of a snapshot
 			c.before(w)
 			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)),
 				kv("cas", "reservations/n2", holding("c/main.0")))...)
@@ -239,19 +248,28 @@ func TestPlacedAlthoughItRuns(t *testing.T) {
 	}
 }
 
-// CPU and memory are like slots: by the placements, and by the reservation.
+// CPU and memory are judged like slots: by the placements, and again by the reservation.
 func TestResources(t *testing.T) {
 	t.Parallel()
-	const unreserved, reserved, shareless = "P3 more placed than CPU or memory", "P3 more reserved than CPU or memory", "P3 CPU or memory without a share"
+	const unreserved, reserved, shareless = "P3 more placed than CPU or memory",
+		"P3 more reserved than CPU or memory", "P3 CPU or memory without a share"
 	for name, c := range map[string]struct {
 		capacity fields
 		held     fields // by the new pod
 		rules    []string
 	}{
-		"enough":            {fields{"slots": 9, "cpu": 1000, "memory": 200}, fields{"cpu": 500, "memory": 100}, nil},
-		"without limits":    {fields{"slots": 9}, fields{"cpu": 500, "memory": 100}, nil},
-		"too little cpu":    {fields{"slots": 9, "cpu": 999}, fields{"cpu": 500, "memory": 100}, []string{unreserved, reserved}},
-		"too little room":   {fields{"slots": 9, "memory": 199}, fields{"cpu": 500, "memory": 100}, []string{unreserved, reserved}},
+		"enough":         {fields{"slots": 9, "cpu": 1000, "memory": 200}, fields{"cpu": 500, "memory": 100}, nil},
+		"without limits": {fields{"slots": 9}, fields{"cpu": 500, "memory": 100}, nil},
+		"too little cpu": {
+			fields{"slots": 9, "cpu": 999},
+			fields{"cpu": 500, "memory": 100},
+			[]string{unreserved, reserved},
+		},
+		"too little room": {
+			fields{"slots": 9, "memory": 199},
+			fields{"cpu": 500, "memory": 100},
+			[]string{unreserved, reserved},
+		},
 		"others hold more":  {fields{"slots": 9, "cpu": 1000}, fields{"cpu": 501, "memory": 100}, []string{reserved}},
 		"no share":          {fields{"slots": 9, "cpu": 1000}, fields{"cpu": 499, "memory": 100}, []string{shareless}},
 		"no memory's share": {fields{"slots": 9, "cpu": 1000}, fields{"cpu": 500, "memory": 99}, []string{shareless}},
@@ -262,13 +280,15 @@ func TestResources(t *testing.T) {
 			w.txn(kv("set", "manifests/d1", fields{"manifest": fields{"launchables": []fields{
 				{"resources": fields{"cpu": 200, "memory": 100}}, {"resources": fields{"cpu": 300}},
 			}}}))
-			w.txn(kv("set", "nodes/0/n1", fields{"name": "n1", "capacity": c.capacity, "nonce": "n0", "consul_node": "n1"}))
+			w.txn(kv("set", "nodes/0/n1",
+				fields{"name": "n1", "capacity": c.capacity, "nonce": "n0", "consul_node": "n1"}))
 			w.change(2, 2, nil)
 			p := placed("n1", running, 30)
 			p["index"], p["ports"] = 1, nil
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/n1", fields{"holders": fields{
-				"c/main.0": fields{"ports": []int{80}, "cpu": 500, "memory": 100}, "c/main.1": c.held,
-			}}))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
+				kv("set", "reservations/n1", fields{"holders": fields{
+					"c/main.0": fields{"ports": []int{80}, "cpu": 500, "memory": 100}, "c/main.1": c.held,
+				}}))...)
 			want := map[string]int{}
 			for _, rule := range c.rules {
 				want[rule] = 1
@@ -280,8 +300,8 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// A node whose machine died has forgotten what it stopped: a restored snapshot may have that run again, beside what took its place,
-// unless the node had the time to say so.
+// After a restore, a node whose machine died, and so has forgotten its stops, may run a stopped pod again, beside the
+// pod that took its place, unless it had time to report the stop.
 func TestAPortOfARevivedPod(t *testing.T) {
 	t.Parallel()
 	const rule = "P3 port used twice on a node"
@@ -309,7 +329,10 @@ func TestAPortOfARevivedPod(t *testing.T) {
 		for _, act := range c.before {
 			act(w)
 		}
-		w.add(Event{Kind: EventNode, At: w.now() + 3, Node: "n1", ID: "c/main.7", State: running, Revision: 12, Ports: map[string]int{"http": 80}})
+		w.add(Event{
+			Kind: EventNode, At: w.now() + 3, Node: "n1", ID: "c/main.7", State: running, Revision: 12,
+			Ports: map[string]int{"http": 80},
+		})
 		w.txn(kv("set", "names/later", "still later"))
 		w.ran(running, c.revision)
 		w.txn(kv("set", "names/later", "last"))

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// minimum is P6: as last reported, no act of the farm's takes a controller below its minimum, or above its surge.
+// minimum judges P6 by the nodes' last reports: no act of a farm takes a controller below its minimum, or above its
+// surge.
 func (j *judgement) minimum(w *Write) {
 	for id := range w.owned() {
 		rc := w.before(prefix + "rcs/" + id).controller()
@@ -21,7 +22,8 @@ func (j *judgement) minimum(w *Write) {
 				continue
 			}
 			placed = placed || mine && j.adds(w, rc, c)
-			if before := c.Before.placement(); before != nil && c.takes() && !w.remains(c.After.placement()) && !j.mayTake(w, before) {
+			if before := c.Before.placement(); before != nil && c.takes() &&
+				!w.remains(c.After.placement()) && !j.mayTake(w, before) {
 				taken = append(taken, before)
 				own = own || mine
 			}
@@ -35,8 +37,7 @@ func (j *judgement) minimum(w *Write) {
 	}
 }
 
-// adds reports whether the change puts a pod on a node where it was not, so that more copies of it count. Its new copy may stand in place of
-// one on a node that only lacks a preparer, which counts no more then.
+// adds reports whether the change adds a counted copy. A copy that replaces one on an unmanaged node adds none.
 func (j *judgement) adds(w *Write, rc *controller, c *Change) bool {
 	counted := j.inUse
 	if j.bounded(w, rc) {
@@ -46,7 +47,6 @@ func (j *judgement) adds(w *Write, rc *controller, c *Change) bool {
 	return after != nil && (before == nil || counted(w, after) > counted(w, before))
 }
 
-// bounded reports whether the bound of the service is in force, in place of the controller's surge.
 func (j *judgement) bounded(w *Write, rc *controller) bool {
 	if !j.inService(w, rc) {
 		return false
@@ -55,7 +55,7 @@ func (j *judgement) bounded(w *Write, rc *controller) bool {
 	return most > 0
 }
 
-// mayTake reports whether operators said that the copy goes, whatever is left: by a forced drain, or as one that is gone.
+// mayTake reports whether a forced drain or a forget allows the copy's end even below the minimum.
 func (j *judgement) mayTake(w *Write, p *placement) bool {
 	if j.forced(w, p.Node) {
 		j.looked("P6 forced")
@@ -64,7 +64,7 @@ func (j *judgement) mayTake(w *Write, p *placement) bool {
 	return w.forgotten(p.Node, p.id())
 }
 
-// takes reports whether the change ends a copy that was meant to run, or gives it another manifest.
+// takes reports whether the change ends a copy, gives it another manifest, or makes it a standby.
 func (c *Change) takes() bool {
 	before, after := c.Before.placement(), c.After.placement()
 	switch {
@@ -80,14 +80,14 @@ func (c *Change) takes() bool {
 	}
 }
 
-// remains reports whether a pod is as available after the change as it was before, as where it is given back to the node that it
-// came from, whose copy has been running all the time.
+// remains reports whether the pod is available where the change puts it, for example on its former node, where its copy
+// has run all the time.
 func (w *Write) remains(after *placement) bool {
 	return after != nil && w.available(after, w.state.lost)
 }
 
-// available reports whether a pod counted as available when the transaction was carried out: where it was placed, or while
-// it moved where it came from. Nothing is available on a machine of which lost says that it is.
+// available reports whether a pod was available: on its node, or on its former node while it moves. A pod on a lost
+// machine is not available.
 func (w *Write) available(p *placement, lost func(node string, marked bool) bool) bool {
 	if p.RunState != running || p.Standby {
 		return false
@@ -95,7 +95,7 @@ func (w *Write) available(p *placement, lost func(node string, marked bool) bool
 	at := func(node, digest string, marked bool) bool {
 		key := w.before(realityKey(node, p.id()))
 		if key != nil && key.hostile() {
-			return false // what cannot be read says of no copy that it is available
+			return false // an unreadable report makes no copy available
 		}
 		r := key.reality()
 		return r != nil && r.Available && !r.Standby && (digest == "" || r.Digest == digest) && !lost(node, marked)
@@ -111,8 +111,9 @@ func (w *Write) available(p *placement, lost func(node string, marked bool) bool
 	return false
 }
 
-// aboveMinimum counts twice. A farm learns a little later than Consul that a machine is gone: for that time, and no longer, it may count
-// what was available there, or not. Where the placements say that the machine is gone everybody knows.
+// aboveMinimum counts twice: without the machines whose loss every farm must know, and without all lost machines. One
+// count must keep the minimum, because a farm learns of a loss later than Consul. All farms know a loss that has
+// `lost_since`.
 func (j *judgement) aboveMinimum(w *Write, rc *controller, taken []*placement) {
 	knowsNot := func(node string, marked bool) bool {
 		since, gone := j.away.lost[node]
@@ -131,13 +132,14 @@ func (j *judgement) aboveMinimum(w *Write, rc *controller, taken []*placement) {
 		lacks = fmt.Sprintf("%d available are left, minimum %d, of controllers %v", left, limit.least, limit.rcs)
 	}
 	if limit.service {
-		j.violated("P6", ruleServiceMinimum, w.Index, "%s of service %s: %s; by %s", rc.Name, rc.Service.Name, lacks, w.summary())
+		j.violated("P6", ruleServiceMinimum, w.Index, "%s of service %s: %s; by %s", rc.Name,
+			rc.Service.Name, lacks, w.summary())
 		return
 	}
 	j.violated("P6", "below the minimum", w.Index, "controller %s: %s; by %s", rc.Name, lacks, w.summary())
 }
 
-// leaves counts what is available of some controllers after some of their pods were taken, and how many of those were available.
+// leaves returns how many pods are available besides those in taken, and how many of taken were.
 func (w *Write) leaves(rcs []string, taken []*placement, isLost func(string, bool) bool) (left, lost int) {
 	for _, id := range rcs {
 		for _, p := range w.placementsBefore(id) {
@@ -154,8 +156,8 @@ func (w *Write) leaves(rcs []string, taken []*placement, isLost func(string, boo
 	return left - lost, lost
 }
 
-// belowSurge counts every copy that takes up a living node, also one that was asked to stop and is not confirmed, and those of
-// nodes that only lack a preparer, which count as they last reported. Lost ones do not count.
+// belowSurge counts every copy on a living node until its stop is confirmed, and those on unmanaged nodes by their last
+// report, but none on lost machines.
 func (j *judgement) belowSurge(w *Write, rc *controller) {
 	if j.bounded(w, rc) {
 		j.withinBound(w, rc)
@@ -167,18 +169,21 @@ func (j *judgement) belowSurge(w *Write, rc *controller) {
 	}
 	j.looked("P6 surge")
 	if most := rc.desired() + rc.surge(); n > most {
-		j.violated("P6", "above the surge", w.Index, "controller %s: %d placed, desired %d and surge %d", rc.Name, n, rc.desired(), rc.surge())
+		j.violated("P6", "above the surge", w.Index, "controller %s: %d placed, desired %d and surge %d",
+			rc.Name, n, rc.desired(), rc.surge())
 	}
 }
 
-// inUse returns how many copies of a pod count against desired + surge. A node whose record cannot be read is left out by farms, like one
-// that is away. One that came back a moment ago may still be away for the farm: nothing tells it sooner, and where it is wrong it only places what it would have placed anyway.
+// inUse returns how many copies of a pod count towards desired + surge. Farms leave out a node that is away, or whose
+// record cannot be read. They may still leave it out a moment after it came back: they place only the pods that they
+// would have placed anyway.
 func (j *judgement) inUse(w *Write, p *placement) int {
 	lives := func(node string) bool {
 		return w.state.alive(node) && !j.recently(w, j.away.dead[node]) && !j.recently(w, j.away.unread[node])
 	}
 	n := 0
-	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) && !w.state.lost(p.Node, p.LostSince != nil) || p.RunState == stopped && lives(p.Node) && !j.vacant(w, p) {
+	if p.RunState == running && !j.recently(w, j.away.gone[p.Node]) && !w.state.lost(p.Node, p.LostSince != nil) ||
+		p.RunState == stopped && lives(p.Node) && !j.vacant(w, p) {
 		n++
 	}
 	for _, g := range p.Ghosts {
@@ -189,10 +194,10 @@ func (j *judgement) inUse(w *Write, p *placement) int {
 	return n
 }
 
-// vacant reports whether a pod has stopped to be placed again on a second node: it takes no room until then.
+// vacant reports whether a pod has stopped to get its second node, and so takes no capacity.
 func (j *judgement) vacant(w *Write, p *placement) bool {
 	return p.leaves() && w.before(realityKey(p.Node, p.id())).reality().stopped(p.Revision)
 }
 
-// recently reports whether something was so a moment before the transaction, zero for never.
+// recently reports whether at, if not zero, was within heardLate of the transaction.
 func (j *judgement) recently(w *Write, at int64) bool { return at != 0 && w.At-at <= int64(heardLate) }

@@ -6,26 +6,28 @@ import (
 	"strings"
 )
 
-// nodes is what the simulated nodes really run, by their own account.
 type nodes struct {
 	run map[string]map[string]Event // node -> identity
 	top map[string]int64            // highest revision applied, by node and identity
-	// held are the pods that their machines have stopped by themselves, likewise: they may start again at the same revision.
+	// held has the pods that their machines stopped, by node and identity: they may start again at the same revision.
 	held map[string]Event
-	// forgot are the same of machines that have died since: what they had stopped they do not know.
+	// forgot has pods of machines that died, by node and identity: these machines have forgotten what they had stopped.
 	forgot map[string]forgotten
 }
 
-// forgotten is the highest revision that a machine had applied when it died.
 type forgotten struct {
 	revision int64
-	at       int64 // of the death
-	// early: it died before its owner must have confirmed what it had stopped in a world that a restored snapshot took back.
+	at       int64 // when the machine died
+	// early: the machine died within heardLate after a restore or its preparer's return, so it may not have reported
+	// again the stops that the restore took back.
 	early bool
 }
 
 func newNodes() *nodes {
-	return &nodes{run: map[string]map[string]Event{}, top: map[string]int64{}, held: map[string]Event{}, forgot: map[string]forgotten{}}
+	return &nodes{
+		run: map[string]map[string]Event{}, top: map[string]int64{},
+		held: map[string]Event{}, forgot: map[string]forgotten{},
+	}
 }
 
 func (n *nodes) runs(node, id string) (Event, bool) {
@@ -33,7 +35,7 @@ func (n *nodes) runs(node, id string) (Event, bool) {
 	return e, ok
 }
 
-// last returns what a node ran last of a pod, if it runs or has been stopped by the machine itself since.
+// last includes a pod that the machine itself has stopped.
 func (n *nodes) last(node, id string) (Event, bool) {
 	if e, runs := n.runs(node, id); runs {
 		return e, true
@@ -42,7 +44,7 @@ func (n *nodes) last(node, id string) (Event, bool) {
 	return e, held
 }
 
-// lose forgets a node whose machine died: nothing runs there, and it may be told the same again.
+// lose forgets a node whose machine died: nothing runs there, and it may obey old intents again.
 func (n *nodes) lose(j *judgement, e Event) {
 	node, told := e.Node, max(j.lastRestore(), j.away.dead[e.Node])
 	delete(n.run, node)
@@ -55,7 +57,7 @@ func (n *nodes) lose(j *judgement, e Event) {
 	maps.DeleteFunc(n.held, func(key string, _ Event) bool { return strings.HasPrefix(key, node+"|") })
 }
 
-// apply follows one act of a node: P3 in reality, and P4 on the node's side.
+// apply judges P3 by the pods that really run, and P4 on the node.
 func (n *nodes) apply(j *judgement, e Event) {
 	switch e.Kind {
 	case EventLost:
@@ -71,7 +73,8 @@ func (n *nodes) apply(j *judgement, e Event) {
 	held, again := n.held[key]
 	delete(n.held, key)
 	if e.Revision <= n.top[key] && !(again && e.State == running && e.Revision == held.Revision) {
-		j.violated("P4", "node obeyed an old revision", 0, "%s on %s: %s at %d after %d", e.ID, e.Node, e.State, e.Revision, n.top[key])
+		j.violated("P4", "node obeyed an old revision", 0, "%s on %s: %s at %d after %d", e.ID,
+			e.Node, e.State, e.Revision, n.top[key])
 	}
 	n.top[key] = max(n.top[key], e.Revision)
 	if n.run[e.Node] == nil {
@@ -90,21 +93,21 @@ func (n *nodes) apply(j *judgement, e Event) {
 		for _, port := range e.Ports {
 			j.looked("P3 node")
 			if slices.Contains(slices.Collect(maps.Values(other.Ports)), port) {
-				j.violated("P3", "port used twice on a node", j.lastIndex(), "%s and %s both run with port %d on %s", e.ID, id, port, e.Node)
+				j.violated("P3", "port used twice on a node", j.lastIndex(),
+					"%s and %s both run with port %d on %s", e.ID, id, port, e.Node)
 			}
 		}
 	}
 }
 
-// revived reports whether a pod may run at a revision below one that its node had applied before its machine died: a restored snapshot
-// asks for what was stopped since, and the node has forgotten that before anybody could be told. The pod that has its place by now is
-// adopted beside it. A node that has told of the stop is not asked to run it again.
+// revived reports whether a pod may run at a lower revision than its node had before its machine died: a restore orders
+// it to run again, and the node has forgotten the stop before it could report it. Another pod may have its place by
+// now, and is adopted beside it. If the node has reported the stop, it must not run the pod again.
 func (j *judgement) revived(e Event) bool {
 	f := j.nodes.forgot[e.Node+"|"+e.ID]
 	return e.Revision < f.revision && (f.early || j.lastRestore() >= f.at)
 }
 
-// lastRestore returns when the last restore so far was over by the log, zero where there was none.
 func (j *judgement) lastRestore() int64 {
 	if len(j.rewound) == 0 {
 		return 0
@@ -112,7 +115,7 @@ func (j *judgement) lastRestore() int64 {
 	return j.rewound[len(j.rewound)-1].to
 }
 
-// lastIndex is the newest version in the replay, which says about when something outside of it happened.
+// lastIndex returns the newest index in the replay, roughly the time of an event.
 func (j *judgement) lastIndex() uint64 {
 	var newest uint64
 	for _, g := range []string{"pods", "intent", "reality", "bells"} {
@@ -123,31 +126,36 @@ func (j *judgement) lastIndex() uint64 {
 	return newest
 }
 
-// nodeStops is P4 from the node's end: whatever a node did, an intent of that revision said so, and was written before.
+// nodeStops judges P4 on the nodes: before each act of a node, an intent of that revision was written. It judges the
+// pods that run at the end, too.
 func (j *judgement) nodeStops(events []Event) {
 	for _, e := range ofKind(events, EventNode) {
 		j.looked("P4 obeyed")
 		in, ok := j.ordered[orderKey(e.Node, e.ID, e.Revision)]
 		if !ok || in.state != e.State || in.at > e.At {
-			j.violated("P4", "node acted without an intent", 0, "%s on %s: %s at revision %d, %d ms after; the intent: %+v", e.ID, e.Node, e.State, e.Revision, (e.At-in.at)/1e6, in)
+			j.violated("P4", "node acted without an intent", 0,
+				"%s on %s: %s at revision %d, %d ms after; the intent: %+v", e.ID, e.Node,
+				e.State, e.Revision, (e.At-in.at)/1e6, in)
 		}
 	}
 	for _, e := range ofKind(events, EventEnd) {
 		p := j.state.get(prefix + "pods/" + e.ID).placement()
 		j.looked("final node")
-		if j.state.get(prefix+"rcs/"+rcOf(e.ID)).controller() == nil && (j.result.Restores > 0 || j.wiped.missed(e.Node, e.ID)) {
+		if j.state.get(prefix+"rcs/"+rcOf(e.ID)).controller() == nil &&
+			(j.result.Restores > 0 || j.wiped.missed(e.Node, e.ID)) {
 			j.orphan(e)
 			continue
 		}
 		if p == nil || p.Node != e.Node || p.RunState != running || p.Digest != e.Digest {
-			j.violated("final", "runs without a placement", 0, "%s on %s at revision %d; placed %+v", e.ID, e.Node, e.Revision, p)
+			j.violated("final", "runs without a placement", 0, "%s on %s at revision %d; placed %+v", e.ID, e.Node,
+				e.Revision, p)
 		}
 	}
 	j.placedRuns(ofKind(events, EventEnd))
 }
 
-// once judges the pods that run to their end (pre_deploy): at most once, whatever died meanwhile. A node that is told again, as where the
-// pod was adopted, has not started it again, unless it was told to stop in between.
+// once judges the pods that run to their end (pre_deploy): each starts at most once. A second intent to run, for
+// example after an adoption, is no second start, unless a stop came in between.
 func (j *judgement) once(events []Event) {
 	ran, stops := map[string]Event{}, map[string]Event{}
 	for _, e := range ofKind(events, EventNode) {
@@ -161,7 +169,8 @@ func (j *judgement) once(events []Event) {
 			j.looked("pre_deploy once")
 			stop, told := stops[e.ID]
 			if again && (before.Node != e.Node || told) && !j.tookBack(before, e) && !(told && j.tookBack(stop, e)) {
-				j.violated("pre_deploy", "ran twice", 0, "%s on %s at revision %d, after %s at revision %d", e.ID, e.Node, e.Revision, before.Node, before.Revision)
+				j.violated("pre_deploy", "ran twice", 0, "%s on %s at revision %d, after %s at revision %d", e.ID,
+					e.Node, e.Revision, before.Node, before.Revision)
 			}
 			ran[e.ID] = e
 			delete(stops, e.ID)
@@ -169,7 +178,7 @@ func (j *judgement) once(events []Event) {
 	}
 }
 
-// tookBack reports whether a restored snapshot took back what a node had done, and only then another act was asked for.
+// tookBack reports whether a restore came between the intents of two acts of a node, and took back the first.
 func (j *judgement) tookBack(did, next Event) bool {
 	index := func(e Event) uint64 { return j.ordered[orderKey(e.Node, e.ID, e.Revision)].index }
 	return slices.ContainsFunc(j.takenBack, func(t written) bool {
@@ -177,8 +186,8 @@ func (j *judgement) tookBack(did, next Event) bool {
 	})
 }
 
-// orphan judges a pod whose controller a restored snapshot does not know, or that was deleted after a wipe before anybody could hear of
-// the pod: nothing may stop it, and its node must say so.
+// orphan judges a pod that runs at the end without a controller, because of a restore, or of a deletion after a wipe
+// before a farm knew the pod. Nothing may stop it, and its node must report it.
 func (j *judgement) orphan(e Event) {
 	j.looked("P4 orphan")
 	if !j.state.lists(e.Node, e.ID) {
@@ -204,7 +213,7 @@ func (j *judgement) placedRuns(end []Event) {
 	}
 }
 
-// finally judges the healed cluster: every controller converged, every claim somebody's.
+// finally judges that every controller of the healed cluster has converged, and every claim has a pod.
 func (j *judgement) finally() {
 	for _, k := range j.state.groups["rcs"] {
 		rc := k.controller()
@@ -239,7 +248,8 @@ func (j *judgement) finally() {
 		for id, h := range res.Claims {
 			j.looked("final share")
 			if ports, ok := want[node][id]; !ok || !slices.Equal(ports, h.Ports) {
-				j.violated("P3", "share of nobody at the end", k.Index, "%s holds ports %v on %s, placed with %v", id, h.Ports, node, ports)
+				j.violated("P3", "share of nobody at the end", k.Index, "%s holds ports %v on %s, placed with %v", id,
+					h.Ports, node, ports)
 			}
 			delete(want[node], id)
 		}

@@ -6,10 +6,8 @@ import (
 	"time"
 )
 
-// What operators do allows some of what is forbidden otherwise, and forbids some of what is allowed.
-
-// forgotten reports whether operators had declared a copy gone when the transaction was carried out: its stop counts as
-// confirmed (P5). The request stays until its owner has carried it out.
+// forgotten reports whether operators declared a copy gone: its stop counts as confirmed (P5). The request stays until
+// the owner has carried it out.
 func (w *Write) forgotten(node, id string) bool {
 	below := prefix + "requests/" + rcOf(id) + "/"
 	declares := func(k *Key) bool {
@@ -29,23 +27,22 @@ func (w *Write) forgotten(node, id string) bool {
 	return false
 }
 
-// forgets judges that a copy was given up because operators said so: that is for nodes that cannot speak for themselves.
+// Operators may declare copies gone only on nodes that cannot report.
 func (j *judgement) forgets(w *Write, node, id string) {
 	j.looked("P5 forgotten")
 	if ran, ok := j.nodes.runs(node, id); ok && w.state.alive(node) {
-		j.violated("P5", "forgotten on a living node", w.Index, "%s on %s runs there at revision %d", id, node, ran.Revision)
+		j.violated("P5", "forgotten on a living node", w.Index, "%s on %s runs there at revision %d", id, node,
+			ran.Revision)
 	}
 }
 
-// drained is a drain that was ended.
 type drained struct {
 	drain
 	at int64
 }
 
-// heardLate is how much later than Consul a farm may hear that a drain has ended or a node is back: one that hears nothing for longer than its
-// session lasts, 10 s at the most in these runs, has lost it. What it does until then is done in good faith, as the end of a
-// drain makes nothing wrong that was right a moment ago.
+// heardLate is how much later than Consul a farm may read that a drain has ended or a node is back: if it reads nothing
+// for 10 s in these runs, it has lost its session. An act that was right during the drain does no harm a moment later.
 const heardLate = 10 * time.Second
 
 func (j *judgement) rememberDrain(c *Change, at int64) {
@@ -55,7 +52,6 @@ func (j *judgement) rememberDrain(c *Change, at int64) {
 	}
 }
 
-// drainsTakenBack ends the drains that a restored snapshot does not know: farms hear of that as late as of any other end.
 func (j *judgement) drainsTakenBack(at int64) {
 	for key, k := range j.undone.groups["nodeops"] {
 		name := path.Base(key)
@@ -65,20 +61,20 @@ func (j *judgement) drainsTakenBack(at int64) {
 	}
 }
 
-// drained reports whether a node was drained a moment ago.
 func (j *judgement) drained(w *Write, node string) bool {
 	d, ended := j.drains[node]
 	return ended && w.At-d.at <= int64(heardLate)
 }
 
-// forced reports whether the drain of a node was forced and its deadline had passed: what could not be moved is stopped
-// then, also below the minimum (P6).
+// forced reports whether a forced drain has passed its deadline, also if it ended a moment ago. Farms then stop pods
+// that could not move, even below the minimum (P6).
 func (j *judgement) forced(w *Write, node string) bool {
 	d := j.drains[node]
 	return w.state.ops(node).Drain.stops(w.At) || j.drained(w, node) && d.stops(d.at)
 }
 
-// forcedSince is forced by a drain that was begun after some time: an older one is not meant for what has been found since (ADR 5).
+// forcedSince is like forced, but only for a drain that began after a pod was found. An older drain does not apply to
+// the pod (ADR 5).
 func (j *judgement) forcedSince(w *Write, node string, found time.Time) bool {
 	d := w.state.ops(node).Drain
 	if d == nil {
@@ -88,8 +84,8 @@ func (j *judgement) forcedSince(w *Write, node string, found time.Time) bool {
 	return j.forced(w, node) && d.Since.After(found)
 }
 
-// disabled: of a disabled controller nothing is placed and nothing removed. What is adopted, mended and confirmed is no
-// decision about how many there shall be, and neither is what operators declare.
+// disabled judges that the owner places and removes nothing. Adoptions, repairs and confirmations are allowed, because
+// they do not change how many pods are desired. Operators may declare copies gone.
 func (j *judgement) disabled(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -110,9 +106,8 @@ func (j *judgement) disabled(w *Write) {
 	}
 }
 
-// static: a pod of a static controller stays on its node until it is stopped there; a node that is lost, drained or not
-// selected any more gives it to no other. What is found running elsewhere is only taken note of. That it is not stopped for
-// such a reason either is among the rules about stops.
+// static judges that a pod of a static controller keeps its node until it is stopped there. If the pod is found running
+// on another node, the owner may write that node into the placement. Other rules judge why a pod is stopped.
 func (j *judgement) static(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -131,15 +126,15 @@ func (j *judgement) static(w *Write) {
 	}
 }
 
-// hasStopped reports whether the node that a placement names says that it does not run the pod: what is handed on to a former copy
-// that has stopped too takes nothing away.
+// hasStopped reports whether the node of a placement reports that it has stopped the pod. If the former copy has
+// stopped too, and the placement returns to it, nothing is taken away.
 func (w *Write) hasStopped(p *placement) bool {
 	r := w.before(realityKey(p.Node, p.id())).reality()
 	return r != nil && r.State == stopped
 }
 
-// confirmedStop reports whether the node of a placement says that it has stopped the pod at a higher revision, as where the
-// store is an older one: the pod is not started again where it was.
+// confirmedStop reports whether the node has reported the stop at a higher revision, as after a restore. It does not
+// start the pod again.
 func (w *Write) confirmedStop(p *placement) bool {
 	r := w.before(realityKey(p.Node, p.id())).reality()
 	return r != nil && r.State == stopped && r.Revision > p.Revision

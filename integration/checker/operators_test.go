@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// promises returns what was found, without what only says that a history ends early.
+// promises leaves out violations that only mean that the history ends early.
 func (w *world) promises() map[string]int {
 	counts := w.verdict().Count()
 	for rule := range counts {
@@ -19,7 +19,7 @@ func (w *world) promises() map[string]int {
 	return counts
 }
 
-// expect fails unless exactly the given rule was broken, "" for none.
+// expect fails the test unless exactly this rule was broken, or none if it is "".
 func (w *world) expect(rule string) {
 	w.t.Helper()
 	found := w.promises()
@@ -28,7 +28,6 @@ func (w *world) expect(rule string) {
 	}
 }
 
-// change writes the controller anew.
 func (w *world) change(generation, count int, more fields) {
 	record := controllerOf(generation, count)
 	maps.Copy(record, more)
@@ -40,7 +39,6 @@ func (w *world) stop(revision int64) {
 		kv("cas", podKey, placed("n1", stopped, revision)).at(w.pod), kv("set", intentN1, told(stopped, revision)))...)
 }
 
-// place puts a second replica on a node, with the ports that it is placed with and those that it holds.
 func (w *world) place(node string, ports fields, held []int) {
 	p := placed(node, running, 30)
 	p["index"], p["ports"] = 1, ports
@@ -48,45 +46,48 @@ func (w *world) place(node string, ports fields, held []int) {
 	if node == "n1" {
 		claims["c/main.0"] = fields{"ports": []int{80}}
 	}
-	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/"+node, fields{"holders": claims}))...)
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
+		kv("set", "reservations/"+node, fields{"holders": claims}))...)
 }
 
-// asks leaves a request and returns what removes it.
+// asks returns the operation that removes the request.
 func (w *world) asks(kind, node string) Op {
-	w.txn(kv("set", "requests/c/r1", fields{"rc_id": "c", "kind": kind, "node": node, "pod": fields{"rc_id": "c", "role": "main", "index": 0}}))
+	w.txn(kv("set", "requests/c/r1",
+		fields{"rc_id": "c", "kind": kind, "node": node, "pod": fields{"rc_id": "c", "role": "main", "index": 0}}))
 	return kv("delete", "requests/c/r1", nil)
 }
 
-// A restored store says that a pod moves, whose node has stopped it since. Of a disabled controller it is handed on to where it came
-// from only if that has stopped it too.
-func TestHandedOnWhileDisabled(t *testing.T) {
+// In a restored store a pod moves to a node that has stopped it since the snapshot. A disabled controller's pod returns
+// to its former node only if that node has stopped the pod too.
+func TestADisabledControllersPodReturnsOnlyIfItStopped(t *testing.T) {
 	t.Parallel()
 	for state, rule := range map[string]string{stopped: "", "ready": "P2 removed while disabled"} {
 		w := newWorld(t)
 		p := placed("n2", running, 20)
 		p["ghosts"] = []fields{{"node": "n1"}}
-		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod),
+			kv("cas", "reservations/n2", holding("c/main.0")))...)
 		w.change(2, 1, fields{"disabled": true, "min_available": 0})
 		w.txn(kv("set", "reality/n2/c/main.0", did(stopped, 21, false)))
 		w.txn(kv("set", realityN1, did(state, 22, state != stopped)))
-		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, placed("n1", stopped, 30)).at(w.pod),
+		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker),
+			kv("cas", podKey, placed("n1", stopped, 30)).at(w.pod),
 			kv("set", "reservations/n2", holding()))...)
 		w.expect(rule)
 	}
 }
 
-// dies ends the session of node n1 and what runs there.
 func (w *world) dies() {
 	w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n1"}})
 	w.add(Event{Kind: EventLost, At: w.now() + 1, Node: "n1"})
 }
 
-// givesUp removes the pod with all that belongs to it.
 func (w *world) givesUp(more ...Op) {
-	w.txn(w.fenced(append(more, kv("delete-cas", podKey, nil).at(w.pod), kv("delete", intentN1, nil), kv("set", "reservations/n1", holding()))...)...)
+	w.txn(w.fenced(append(more, kv("delete-cas", podKey, nil).at(w.pod), kv("delete", intentN1, nil),
+		kv("set", "reservations/n1", holding()))...)...)
 }
 
-func TestForgotten(t *testing.T) {
+func TestAForgottenCopyCountsAsStopped(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		kind, node string
@@ -109,7 +110,6 @@ func TestForgotten(t *testing.T) {
 			w.expect(c.rule)
 		})
 	}
-	// It was carried out in one transaction, and the request is removed by a later one.
 	w := newWorld(t)
 	w.dies()
 	done := w.asks(forgetPod, "n1")
@@ -123,14 +123,17 @@ func TestForcedDrain(t *testing.T) {
 	whenever := time.Unix(0, epoch)
 	for name, c := range map[string]struct {
 		drain fields
-		ended time.Duration // before the stop; zero: it goes on
+		ended time.Duration // how long before the stop the drain ended; zero: the drain has not ended
 		rule  string
 	}{
-		"past its deadline":      {fields{"force": true, "deadline": whenever}, 0, ""},
-		"before it":              {fields{"force": true, "deadline": whenever.Add(time.Hour)}, 0, "P6 below the minimum"},
-		"not forced":             {fields{"deadline": whenever}, 0, "P6 below the minimum"},
-		"ended a moment ago":     {fields{"force": true, "deadline": whenever}, time.Millisecond, ""},
-		"ended before it forced": {fields{"force": true, "deadline": whenever.Add(time.Hour)}, time.Millisecond, "P6 below the minimum"},
+		"past its deadline":  {fields{"force": true, "deadline": whenever}, 0, ""},
+		"before it":          {fields{"force": true, "deadline": whenever.Add(time.Hour)}, 0, "P6 below the minimum"},
+		"not forced":         {fields{"deadline": whenever}, 0, "P6 below the minimum"},
+		"ended a moment ago": {fields{"force": true, "deadline": whenever}, time.Millisecond, ""},
+		"ended before it forced": {
+			fields{"force": true, "deadline": whenever.Add(time.Hour)},
+			time.Millisecond, "P6 below the minimum",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -144,14 +147,15 @@ func TestForcedDrain(t *testing.T) {
 			w.expect(c.rule)
 		})
 	}
-	// What was found running at this generation stays, unless the drain was begun after that.
+	// An adopted pod is stopped at its generation only for a drain that began after the adoption.
 	for since, rule := range map[time.Duration]string{-time.Second: "P4 stop that nobody asked for", time.Second: ""} {
 		for _, ended := range []bool{false, true} {
 			w := newWorld(t)
 			p := placed("n1", running, 11)
 			p["adopted_at_generation"], p["changed_at"] = 1, whenever
 			w.pod = w.txn(w.fenced(kv("cas", podKey, p).at(w.pod), kv("set", intentN1, told(running, 11)))...)
-			w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1", "drain": fields{"force": true, "since": whenever.Add(since)}}))
+			w.txn(kv("set", "nodeops/0/n1",
+				fields{"name": "n1", "drain": fields{"force": true, "since": whenever.Add(since)}}))
 			if ended {
 				w.txn(kv("set", "nodeops/0/n1", fields{"name": "n1"}))
 			}
@@ -159,14 +163,14 @@ func TestForcedDrain(t *testing.T) {
 			w.expect(rule)
 		}
 	}
-	// A restored snapshot that does not know the drain ends it, too.
 	for name, rule := range map[string]string{"n1": "", "n2": "P4 stop that nobody asked for"} {
 		w := newWorld(t)
 		p := placed("n1", running, 11)
 		p["adopted_at_generation"], p["changed_at"] = 1, whenever
 		w.pod = w.txn(w.fenced(kv("cas", podKey, p).at(w.pod), kv("set", intentN1, told(running, 11)))...)
 		before := w.last()
-		w.txn(kv("set", "nodeops/0/"+name, fields{"name": name, "drain": fields{"force": true, "since": whenever.Add(time.Second)}}))
+		w.txn(kv("set", "nodeops/0/"+name,
+			fields{"name": name, "drain": fields{"force": true, "since": whenever.Add(time.Second)}}))
 		w.restores(before)
 		w.stop(20)
 		j := newJudgement(nil, nil)
@@ -186,7 +190,7 @@ func TestForcedDrain(t *testing.T) {
 	w.expect("P4 stop that nobody asked for")
 }
 
-// A tripped breaker forbids new stops, not what was written before or says the same again, and nothing once it is reset.
+// A tripped breaker forbids new stops until it is reset. Stops from before, and their repetitions, are allowed.
 func TestTrippedBreaker(t *testing.T) {
 	t.Parallel()
 	const rule = "P4 stop while the breaker is tripped"
@@ -200,7 +204,10 @@ func TestTrippedBreaker(t *testing.T) {
 		"stopped before":              {func(w *world) { w.stop(20); trip(w, true) }, "", 1},
 		"said again":                  {func(w *world) { w.stop(20); trip(w, true); w.stop(30) }, "", 1},
 		"after it was reset":          {func(w *world) { trip(w, true); trip(w, false); w.stop(20) }, "", 1},
-		"tripped twice":               {func(w *world) { trip(w, true); trip(w, false); trip(w, true); w.stop(20) }, rule, 2},
+		"tripped twice": {
+			func(w *world) { trip(w, true); trip(w, false); trip(w, true); w.stop(20) },
+			rule, 2,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -215,9 +222,9 @@ func TestTrippedBreaker(t *testing.T) {
 	}
 }
 
-// A static controller's pods are stopped where they are by force or because they are too many, not because they should be
-// elsewhere; those of a dynamic one may be.
-func TestStaticStops(t *testing.T) {
+// Pods of a static controller are stopped by force, or because there are too many, but not to move them. Pods of a
+// dynamic controller may be stopped to move them.
+func TestStaticPodsDoNotMove(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		strategy string
@@ -241,27 +248,29 @@ func TestStaticStops(t *testing.T) {
 	}
 }
 
-// A pod that is given back to the node that it came from is as available as it was, if that still runs what it shall.
-func TestReturned(t *testing.T) {
+// A pod that returns to its former node is available again if that node still runs its manifest.
+func TestAReturnedPodIsAsAvailableAsBefore(t *testing.T) {
 	t.Parallel()
 	for digest, rule := range map[string]string{"d1": "", "d0": "P6 below the minimum"} {
 		w := newWorld(t)
 		w.change(1, 1, fields{"min_available": 1})
 		p := placed("n2", running, 20)
 		p["ghosts"] = []fields{{"node": "n1", "lost": true}}
-		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod),
+			kv("cas", "reservations/n2", holding("c/main.0")))...)
 		r := did("ready", 10, true)
 		r["digest"] = digest
 		w.txn(kv("set", realityN1, r))
 		p = placed("n1", running, 30)
 		p["ghosts"] = []fields{{"node": "n2", "revision": 30}}
-		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, p).at(w.pod), kv("set", intentN1, told(running, 30)),
+		w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, p).at(w.pod),
+			kv("set", intentN1, told(running, 30)),
 			kv("set", "intent/n2/c/main.0", told(stopped, 30)))...)
 		w.expect(rule)
 	}
 }
 
-// Desired and surge are two here, and two more are placed: a copy on n1 besides is one too many wherever it takes up a node.
+// Surge is two, no pod is desired, and two more are placed on n3: one too many if the copy on n1 counts.
 func TestSurge(t *testing.T) {
 	t.Parallel()
 	const rule = "P6 above the surge"
@@ -269,14 +278,17 @@ func TestSurge(t *testing.T) {
 		w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "serfHealth", "Status": critical}})
 	}
 	back := func(w *world) {
-		w.txn(kv("lock", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1"}).by("s-f2"))
+		w.txn(kv("lock", "nodes/0/n1", fields{
+			"name": "n1", "capacity": fields{"slots": 2},
+			"nonce": "n0", "consul_node": "n1",
+		}).by("s-f2"))
 	}
 	later := func(w *world) { w.late += 2 * heardLate }
 	leaves := func(w *world, ghost fields) {
 		p := placed("n2", stopped, 20)
 		p["ports"], p["ghosts"] = nil, []fields{ghost}
 		w.pod = w.txn(w.fenced(kv("check-index", "breaker", nil).at(w.breaker), kv("cas", podKey, p).at(w.pod))...)
-		w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n2"}}) // so that the copy there does not count
+		w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n2"}})
 	}
 	for name, c := range map[string]struct {
 		before func(w *world)
@@ -301,14 +313,18 @@ func TestSurge(t *testing.T) {
 			w := newWorld(t)
 			w.change(1, 0, fields{"max_surge": 2})
 			c.before(w)
-			w.txn(kv("lock", "nodes/0/n3", fields{"name": "n3", "capacity": fields{"slots": 5}, "nonce": "n0", "consul_node": "n3"}).by("s-f2"))
+			w.txn(kv("lock", "nodes/0/n3", fields{
+				"name": "n3", "capacity": fields{"slots": 5},
+				"nonce": "n0", "consul_node": "n3",
+			}).by("s-f2"))
 			var ops []Op
 			for i := 1; i <= 2; i++ {
 				p := placed("n3", running, 30)
 				p["index"], p["ports"] = i, nil
 				ops = append(ops, kv("cas", fmt.Sprintf("pods/c/main.%d", i), p))
 			}
-			w.txn(w.fenced(append(ops, kv("check-index", "schema", nil).at(w.schema), kv("cas", "reservations/n3", holding("c/main.1", "c/main.2")))...)...)
+			w.txn(w.fenced(append(ops, kv("check-index", "schema", nil).at(w.schema),
+				kv("cas", "reservations/n3", holding("c/main.1", "c/main.2")))...)...)
 			if got := w.promises()[rule]; (got > 0) != (c.rule != "") {
 				t.Errorf("found %v, expected %q", w.promises(), c.rule)
 			}
@@ -335,7 +351,6 @@ func TestDisabled(t *testing.T) {
 		w.place("n2", fields{"http": 80}, []int{80})
 		w.expect(rule("P2 placed while disabled"))
 
-		// A stop under way is confirmed and forgotten, whatever it was asked for.
 		w = newWorld(t)
 		w.change(2, 0, nil)
 		w.stop(20)
@@ -349,7 +364,10 @@ func TestDisabled(t *testing.T) {
 
 func TestPorts(t *testing.T) {
 	t.Parallel()
-	asked := fields{"manifest": fields{"ports": []fields{{"name": "http", "port": 80}, {"name": "admin", "dynamic": true}}}}
+	asked := fields{"manifest": fields{"ports": []fields{
+		{"name": "http", "port": 80},
+		{"name": "admin", "dynamic": true},
+	}}}
 	for name, c := range map[string]struct {
 		node  string
 		ports fields
@@ -358,15 +376,28 @@ func TestPorts(t *testing.T) {
 	}{
 		"as they should be":       {"n2", fields{"http": 80, "admin": 9001}, []int{80, 9001}, ""},
 		"a port that it not held": {"n2", fields{"http": 80, "admin": 9001}, []int{80}, "P3 port without a share"},
-		"out of the range":        {"n2", fields{"http": 80, "admin": 7}, []int{7, 80}, "P3 not the ports that the manifest asks for"},
-		"no number":               {"n2", fields{"http": 80}, []int{80}, "P3 not the ports that the manifest asks for"},
-		"another static port":     {"n2", fields{"http": 81, "admin": 9001}, []int{81, 9001}, "P3 not the ports that the manifest asks for"},
+		"out of the range": {
+			"n2",
+			fields{"http": 80, "admin": 7},
+			[]int{7, 80},
+			"P3 not the ports that the manifest asks for",
+		},
+		"no number": {"n2", fields{"http": 80}, []int{80}, "P3 not the ports that the manifest asks for"},
+		"another static port": {
+			"n2",
+			fields{"http": 81, "admin": 9001},
+			[]int{81, 9001},
+			"P3 not the ports that the manifest asks for",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.txn(kv("set", "manifests/d1", asked))
-			w.txn(kv("set", "nodes/0/n2", fields{"name": "n2", "capacity": fields{"slots": 2}, "nonce": "n0", "port_range": fields{"min": 9000, "max": 9010}}))
+			w.txn(kv("set", "nodes/0/n2", fields{
+				"name": "n2", "capacity": fields{"slots": 2}, "nonce": "n0",
+				"port_range": fields{"min": 9000, "max": 9010},
+			}))
 			w.change(2, 2, nil)
 			w.place(c.node, c.ports, c.held)
 			w.expect(c.rule)
@@ -374,8 +405,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// A pod that has left a node keeps its ports and its slot there until it is confirmed to have stopped, also where the
-// reservation says nothing of it.
+// A pod that moved off a node keeps its ports and its slot there until its stop is confirmed, also if the reservation
+// lacks them.
 func TestRoomByPlacementsAlone(t *testing.T) {
 	t.Parallel()
 	moved := func(t *testing.T, ghosts []fields) *world {
@@ -384,14 +415,16 @@ func TestRoomByPlacementsAlone(t *testing.T) {
 		p := placed("n2", running, 20)
 		p["ghosts"] = ghosts
 		w.change(2, 2, nil)
-		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+		w.pod = w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod),
+			kv("cas", "reservations/n2", holding("c/main.0")))...)
 		return w
 	}
 	second := func(w *world, ports fields, held []int) {
 		p := placed("n1", running, 30)
 		p["index"], p["ports"] = 1, ports
 		w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
-			kv("set", "reservations/n1", fields{"holders": fields{"c/main.0": fields{"ports": []int{}}, "c/main.1": fields{"ports": held}}}))...)
+			kv("set", "reservations/n1",
+				fields{"holders": fields{"c/main.0": fields{"ports": []int{}}, "c/main.1": fields{"ports": held}}}))...)
 	}
 	w := moved(t, []fields{{"node": "n1", "ports": fields{"http": 90}}})
 	second(w, fields{"http": 80}, []int{80})
@@ -400,13 +433,13 @@ func TestRoomByPlacementsAlone(t *testing.T) {
 	second(w, fields{"http": 80}, []int{80})
 	w.expect("P3 port placed twice")
 
-	// Two slots: one pod that left, one that is there, and a third.
 	w = moved(t, []fields{{"node": "n1"}})
 	second(w, fields{"http": 81}, []int{81})
 	p := placed("n1", running, 40)
 	p["index"], p["ports"] = 2, nil
 	w.change(3, 3, nil)
-	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.2", p), kv("set", "reservations/n1", holding("c/main.1", "c/main.2")))...)
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.2", p),
+		kv("set", "reservations/n1", holding("c/main.1", "c/main.2")))...)
 	if found := w.promises(); found["P3 more pods placed than slots"] != 1 {
 		t.Errorf("found %v", found)
 	}
@@ -418,14 +451,15 @@ func TestPortReservedTwice(t *testing.T) {
 	w.change(2, 2, nil)
 	w.add(Event{Kind: EventLeak, Node: "n2", ID: "c/main.900"})
 	w.txn(kv("set", "reservations/n2", fields{"holders": fields{"c/main.900": fields{"ports": []int{80}}}}))
-	w.expect("") // a claim that the run leaked
+	w.expect("") // the run leaked this claim
 	p := placed("n2", running, 30)
 	p["index"] = 1
-	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("set", "reservations/n2", holding("c/main.900", "c/main.1")))...)
+	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
+		kv("set", "reservations/n2", holding("c/main.900", "c/main.1")))...)
 	w.expect("P3 port reserved twice")
 }
 
-// A machine that died may be told again what it did before; one that did not may not.
+// A node whose machine died may obey earlier intents again. A node whose machine lives must not do so.
 func TestLostMachine(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{true, false} {
@@ -441,8 +475,8 @@ func TestLostMachine(t *testing.T) {
 	}
 }
 
-// An orphan without a controller gets a placement, to be stopped; nothing else is placed without one.
-func TestLeftBehind(t *testing.T) {
+// An orphan without a controller gets a placement to be stopped; nothing else is placed without a controller.
+func TestAnOrphanWithoutAControllerIsOnlyStopped(t *testing.T) {
 	t.Parallel()
 	for _, listed := range []string{"on a page", "in the record", ""} {
 		w := newWorld(t)
@@ -460,8 +494,10 @@ func TestLeftBehind(t *testing.T) {
 		p := placed("n2", running, 30)
 		p["index"] = 1
 		w.txn(
-			kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock), kv("check-not-exists", rcKey, nil),
-			kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p), kv("cas", "reservations/n2", holding("c/main.1")),
+			kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock),
+			kv("check-not-exists", rcKey, nil),
+			kv("check-index", "schema", nil).at(w.schema), kv("cas", "pods/c/main.1", p),
+			kv("cas", "reservations/n2", holding("c/main.1")),
 		)
 		if listed != "" {
 			w.expect("")
@@ -471,19 +507,21 @@ func TestLeftBehind(t *testing.T) {
 	}
 }
 
-// What an orphan's sweep asked for goes on after its request was answered.
-func TestSwept(t *testing.T) {
+// An operator asked to stop an orphan. The stop continues after the request was removed.
+func TestASweepGoesOnAfterItsRequest(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{sweepOrphan, forgetPod} {
 		w := newWorld(t)
 		done := w.asks(kind, "n2")
 		w.txn(kv("delete", rcKey, nil))
 		fence := []Op{
-			kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock), kv("check-not-exists", rcKey, nil),
+			kv("check-session", lockKey, nil).by("s-f1"), kv("check-index", lockKey, nil).at(w.lock),
+			kv("check-not-exists", rcKey, nil),
 			kv("check-index", "breaker", nil).at(w.breaker),
 		}
 		w.txn(append(fence, done)...)
-		w.txn(append(fence, kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod), kv("set", intentN1, told(stopped, 20)))...)
+		w.txn(append(fence, kv("cas", podKey, placed("n1", stopped, 20)).at(w.pod),
+			kv("set", intentN1, told(stopped, 20)))...)
 		if kind == sweepOrphan {
 			w.expect("")
 		} else {

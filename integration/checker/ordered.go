@@ -7,13 +7,12 @@ import (
 	"time"
 )
 
-// Never two living copies of one index of an ordered group (ADR 23). It is judged twice: by what nodes are told, as Consul's log has it, and by
-// what they run, by their own account. A copy that its machine has stopped by itself does not live.
+// No index of an ordered group ever has two living copies (ADR 23), by the intents in Consul's log and by the nodes'
+// events. A copy that its machine has stopped does not live.
 
-// length is a length of time; zero where there is none.
 type length time.Duration
 
-// UnmarshalJSON reads the text form.
+// UnmarshalJSON reads a text such as "10s".
 func (l *length) UnmarshalJSON(data []byte) error {
 	var text string
 	if err := json.Unmarshal(data, &text); err != nil {
@@ -26,7 +25,6 @@ func (l *length) UnmarshalJSON(data []byte) error {
 
 func (l length) or(def time.Duration) time.Duration { return cmp.Or(time.Duration(l), def) }
 
-// manifestStops is what a manifest says of how its pods stop.
 type manifestStops struct {
 	Disconnect struct {
 		StopAfter length `json:"stop_after"`
@@ -38,18 +36,19 @@ type manifestStops struct {
 	} `json:"hooks"`
 }
 
-// What the promise of disconnect.stop_after consists of besides; see docs/manifest.md, and "Out of touch with Consul" in ADR 2.
+// Times that are added to disconnect.stop_after; see docs/manifest.md and docs/design/contact.md.
 const (
-	supervisorLate   = 10 * time.Second // later than the preparer, with its hooks, the supervisor has a pod stop
+	supervisorLate   = 10 * time.Second // how much later than the preparer with its hooks the supervisor stops a pod
 	defaultHook      = time.Minute      // timeout of a hook
 	defaultStopGrace = 10 * time.Second
-	defaultTTL       = time.Minute // of a node's preparer
+	defaultTTL       = time.Minute // of the session of a node's preparer
 )
 
-// selfStopLate is how much later than the sum a machine may have stopped a pod by itself: what it needs to schedule that.
+// selfStopLate is how late a busy machine may stop a pod by itself.
 const selfStopLate = 2 * time.Second
 
-// stopsWithin returns how long after a node counts itself as without contact nothing of its pod runs any more, and false where the pod runs on.
+// stopsWithin returns the time within which a pod has surely ended after its node took itself for cut off, and false if
+// it does not stop by itself.
 func (m *manifestRecord) stopsWithin() (within time.Duration, stops bool) {
 	if m == nil || m.Manifest.Disconnect.StopAfter == 0 {
 		return 0, false
@@ -65,7 +64,7 @@ func (m *manifestRecord) stopsWithin() (within time.Duration, stops bool) {
 	return within + grace, true
 }
 
-// believesFor returns for how long after the servers' last answer a node may count itself as in touch.
+// believesFor returns how long after the servers' last answer a node may be in contact by its own account.
 func (s *state) believesFor(node string) time.Duration {
 	ttl := defaultTTL
 	if n, _ := s.node(node); n != nil {
@@ -74,7 +73,6 @@ func (s *state) believesFor(node string) time.Duration {
 	return ttl * 3 / 2
 }
 
-// ordered reports whether replicas of a role are ordered.
 func (c *controller) ordered(role string) bool {
 	for _, g := range c.ReplicaGroups {
 		if g.Role == role {
@@ -84,7 +82,7 @@ func (c *controller) ordered(role string) bool {
 	return false
 }
 
-// rememberOrdered notes which roles are ordered, and what manifests say.
+// rememberOrdered also keeps manifests, which decide how pods stop.
 func (j *judgement) rememberOrdered(c *Change, at int64) {
 	if m := c.After.manifest(); m != nil {
 		j.manifests[strings.TrimPrefix(c.Key, prefix+"manifests/")] = m
@@ -102,7 +100,7 @@ func (j *judgement) rememberOrdered(c *Change, at int64) {
 	}
 }
 
-// The checks of ordered groups, without which nothing is known of them.
+// If one of these checks counts nothing, the run has not tested that part.
 const (
 	toldAlone     = "P5 ordered"
 	livesAlone    = "P5 one living copy"
@@ -110,12 +108,12 @@ const (
 	GivenUpByTime = "P5 given up by time"
 )
 
-// OrderedChecks are the names under which a result counts what was judged of ordered groups: nodes that were told to run an index, copies that
-// started, copies that stopped by themselves, and indices that were given up because their copies had.
+// OrderedChecks names the counts of ordered groups: intents to run an index, started copies, copies that stopped by
+// themselves, and indices that were given up because of that.
 var OrderedChecks = []string{toldAlone, livesAlone, SelfStopped, GivenUpByTime}
 
-// toldAlone judges each pod of an ordered group that a node is newly told to run: no other node is told anything of it any more, so that its stop
-// was confirmed, or it was declared gone, or it has stopped by itself.
+// toldAlone judges each new intent to run an ordered pod: no other node may have one. An intent is removed when the
+// stop is confirmed, or the copy was declared gone or has stopped by itself.
 func (j *judgement) toldAlone(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -129,13 +127,15 @@ func (j *judgement) toldAlone(w *Write) {
 		j.looked(toldAlone)
 		for key, k := range w.state.groups["intent"] {
 			if other := k.intent(); other != nil && other.id() == in.id() && key != c.Key {
-				j.violated("P5", "two copies of an ordered index", w.Index, "%s is told to run on %s, and %s at %d on %s", in.id(), nodeOfIntent(c.Key), other.State, other.Revision, nodeOfIntent(key))
+				j.violated("P5", "two copies of an ordered index", w.Index,
+					"%s is told to run on %s, and %s at %d on %s", in.id(), nodeOfIntent(c.Key),
+					other.State, other.Revision, nodeOfIntent(key))
 			}
 		}
 	}
 }
 
-// livesAlone judges a copy that a node has just started: no other one lives that was started since its group is ordered.
+// livesAlone judges a started copy: no other may live, unless it was started before the group became ordered.
 func (j *judgement) livesAlone(e Event) {
 	role := e.ID[:max(0, strings.LastIndexByte(e.ID, '.'))]
 	since, ordered := j.alone[role]
@@ -145,37 +145,42 @@ func (j *judgement) livesAlone(e Event) {
 	j.looked(livesAlone)
 	for node := range j.nodes.run {
 		if ran, lives := j.nodes.runs(node, e.ID); lives && node != e.Node && ran.At >= since {
-			j.violated("P5", "two living copies of an ordered index", j.lastIndex(), "%s runs at revision %d on %s, where it was started, and at %d on %s, since %d ms",
+			j.violated("P5", "two living copies of an ordered index", j.lastIndex(),
+				"%s runs at revision %d on %s, where it was started, and at %d on %s, since %d ms",
 				e.ID, e.Revision, e.Node, ran.Revision, node, (e.At-ran.At)/1e6)
 		}
 	}
 }
 
-// stopsItself follows a machine that has stopped a pod by itself. It is not too late for that: neither by its own count, nor by that of Consul's
-// log, which knows since when nobody holds the node's record.
+// stopsItself judges a pod that its machine has just stopped. The stop must not be late by the machine's clock, nor by
+// Consul's log of when the node's record became free.
 func (n *nodes) stopsItself(j *judgement, e Event) {
 	j.looked(SelfStopped)
 	ran, lives := n.runs(e.Node, e.ID)
 	if !lives || ran.Revision != e.Revision {
-		j.violated("P5", "stopped by itself without running", j.lastIndex(), "%s on %s at revision %d; it runs %+v", e.ID, e.Node, e.Revision, ran)
+		j.violated("P5", "stopped by itself without running", j.lastIndex(),
+			"%s on %s at revision %d; it runs %+v", e.ID, e.Node, e.Revision, ran)
 		return
 	}
 	within, stops := j.manifests[ran.Digest].stopsWithin()
 	free, dead := j.away.free[e.Node]
-	lately := max(e.Call, ran.At) // one that starts while nobody hears of it counts from then
+	lately := max(e.Call, ran.At) // the time of a copy that starts without contact begins at its start
 	switch late := time.Duration(e.At - lately); {
 	case !stops:
-		j.violated("P5", "stopped by itself unasked", j.lastIndex(), "%s on %s; manifest %.8s does not say so", e.ID, e.Node, ran.Digest)
+		j.violated("P5", "stopped by itself unasked", j.lastIndex(), "%s on %s; manifest %.8s does not say so", e.ID,
+			e.Node, ran.Digest)
 	case late > within+selfStopLate:
-		j.violated("P5", "stopped by itself too late", j.lastIndex(), "%s on %s, %s after the last contact, allowed %s", e.ID, e.Node, late, within)
+		j.violated("P5", "stopped by itself too late", j.lastIndex(), "%s on %s, %s after the last contact, allowed %s",
+			e.ID, e.Node, late, within)
 	case dead && time.Duration(e.At-max(free, ran.At)) > j.state.believesFor(e.Node)+within+selfStopLate:
-		j.violated("P5", "stopped by itself too late", j.lastIndex(), "%s on %s, %s after its record was free", e.ID, e.Node, time.Duration(e.At-free))
+		j.violated("P5", "stopped by itself too late", j.lastIndex(), "%s on %s, %s after its record was free",
+			e.ID, e.Node, time.Duration(e.At-free))
 	}
 	delete(n.run[e.Node], e.ID)
 	n.held[e.Node+"|"+e.ID] = ran
 }
 
-// outlived judges what runs on a node that is back: what must have stopped by itself meanwhile has.
+// outlived judges a node that is back: a pod that had to stop by itself meanwhile must not run.
 func (j *judgement) outlived(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -189,21 +194,25 @@ func (j *judgement) outlived(w *Write) {
 		}
 		for id, ran := range j.nodes.run[n.Name] {
 			within, stops := j.manifests[ran.Digest].stopsWithin()
-			if away := time.Duration(w.At - max(free, ran.At)); stops && away > j.state.believesFor(n.Name)+within+selfStopLate {
-				j.violated("P5", "did not stop by itself", w.Index, "%s on %s, which is back, %s after its record was free", id, n.Name, away)
+			if away := time.Duration(w.At - max(free, ran.At)); stops &&
+				away > j.state.believesFor(n.Name)+within+selfStopLate {
+				j.violated("P5", "did not stop by itself", w.Index,
+					"%s on %s, which is back, %s after its record was free", id, n.Name, away)
 			}
 		}
 	}
 }
 
-// stoppedItself reports whether a pod of an ordered group may be given up because its machine has been lost for so long that it has surely stopped
-// by itself: by the loss that the placement names, and by Consul's log, for the sum of ADR 2, of what it was told to run and of what it ran last.
-// The farm waits for longer, as it does not know the error of its clock.
+// stoppedItself reports whether an ordered pod may be given up because its machine was lost for the sum in
+// docs/design/contact.md, from `lost_since` or, if later, from when the node's record became free. If the node last ran
+// another manifest than the placement has, the longer sum counts. The farm waits longer, because it does not know its
+// clock's error.
 func (j *judgement) stoppedItself(w *Write, p *placement) bool {
 	rc := w.before(prefix + "rcs/" + p.RCID).controller()
 	n, _ := w.state.node(p.Node)
 	free, dead := j.away.free[p.Node]
-	if rc == nil || !rc.ordered(p.Role) || p.RunState != stopped || p.LostSince == nil || n == nil || !n.Enforces || !dead {
+	if rc == nil || !rc.ordered(p.Role) || p.RunState != stopped || p.LostSince == nil || n == nil || !n.Enforces ||
+		!dead {
 		return false
 	}
 	if w.At-j.away.gone[p.Node] > int64(saidLate) { // only its preparer is gone
@@ -217,7 +226,6 @@ func (j *judgement) stoppedItself(w *Write, p *placement) bool {
 	return stops && w.At-max(free, p.LostSince.UnixNano()) >= int64(j.state.believesFor(p.Node)+within)
 }
 
-// anyLists reports whether any node says that it runs a pod without being told to.
 func (s *state) anyLists(id string) bool {
 	for _, k := range s.groups["nodes"] {
 		if n := k.nodeRecord(); n != nil && s.lists(n.Name, id) {

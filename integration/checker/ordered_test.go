@@ -9,7 +9,7 @@ func orderedGroup(n int) fields {
 	return fields{"replica_groups": []fields{{"role": "main", "count": n, "ordered": true}}}
 }
 
-// A node is told to run an ordered index only while no other is told anything of it.
+// A node gets an intent to run an ordered index only while no other node has an intent for it.
 func TestTwoCopiesOfAnOrderedIndex(t *testing.T) {
 	t.Parallel()
 	const rule = "P5 two copies of an ordered index"
@@ -44,17 +44,17 @@ func TestTwoCopiesOfAnOrderedIndex(t *testing.T) {
 
 const (
 	shortTTL = 6 * time.Second
-	believes = 9 * time.Second // of a node with that TTL
+	believes = 9 * time.Second // how long a node with shortTTL may count as in contact by its own clock
 )
 
-// stopping is a manifest whose pods stop by themselves within 13 s of the end of contact.
+// stopping returns a manifest whose pods stop within 13 s after lost contact.
 func stopping() fields {
 	return fields{"launchables": []fields{{"stop_grace": "1s"}}, "disconnect": fields{"stop_after": "2s"}}
 }
 
 const stopsWithin = 13 * time.Second
 
-// orderedWorld is a cluster whose only pod is of an ordered group, and runs on n1 with a manifest, since its group is ordered.
+// orderedWorld is a cluster whose only pod is of an ordered group, and has run on n1 since it became ordered.
 func orderedWorld(t *testing.T, m fields) *world {
 	t.Helper()
 	w := newWorld(t)
@@ -62,7 +62,8 @@ func orderedWorld(t *testing.T, m fields) *world {
 	w.change(2, 1, orderedGroup(1))
 	for _, name := range []string{"n1", "n2"} {
 		w.txn(kv("lock", "nodes/0/"+name, fields{
-			"name": name, "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": name, "ttl": shortTTL.String(), "enforces_stop_after": true,
+			"name": name, "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": name,
+			"ttl": shortTTL.String(), "enforces_stop_after": true,
 		}).by("s-" + name))
 	}
 	w.txn(w.fenced(kv("cas", podKey, placed("n1", running, 11)).at(w.pod), kv("set", intentN1, told(running, 11)))...)
@@ -71,13 +72,13 @@ func orderedWorld(t *testing.T, m fields) *world {
 	return w
 }
 
-// passes lets time pass, at whose end something happens in Consul.
+// passes lets time pass, and writes something, so that the log shows it.
 func (w *world) passes(d time.Duration) {
 	w.late += d
 	w.txn(kv("set", "bells/c", fields{"at": w.late.String()}))
 }
 
-// isLost has the machine of n1 fail; its pod is to be stopped. It returns the placement.
+// isLost makes the machine of n1 fail, orders the pod's stop, and returns its placement.
 func (w *world) isLost() fields {
 	w.hit("n1", time.Hour)
 	death := w.unheard("n1")
@@ -87,21 +88,24 @@ func (w *world) isLost() fields {
 	return p
 }
 
-// itself notes that n1 has stopped its pod by itself, which counts itself as without contact for so long.
+// itself records that n1 has stopped its pod, after silent without contact by its own clock.
 func (w *world) itself(revision int64, silent time.Duration) {
-	w.add(Event{Kind: EventSelf, At: w.now() + 1, Call: w.now() + 1 - int64(silent), Node: "n1", ID: "c/main.0", Revision: revision})
+	w.add(Event{
+		Kind: EventSelf, At: w.now() + 1, Call: w.now() + 1 - int64(silent), Node: "n1",
+		ID: "c/main.0", Revision: revision,
+	})
 }
 
-// replaces forgets the copy on n1, and places the pod on n2 at once, which starts it.
 func (w *world) replaces() {
 	w.txn(w.fenced(
-		kv("delete", intentN1, nil), kv("set", podKey, placed("n2", running, 30)), kv("set", "intent/n2/c/main.0", told(running, 30)),
-		kv("check-index", "schema", nil).at(w.schema), kv("delete", "reservations/n1", nil), kv("cas", "reservations/n2", holding("c/main.0")),
+		kv("delete", intentN1, nil), kv("set", podKey, placed("n2", running, 30)),
+		kv("set", "intent/n2/c/main.0", told(running, 30)),
+		kv("check-index", "schema", nil).at(w.schema), kv("delete", "reservations/n1", nil),
+		kv("cas", "reservations/n2", holding("c/main.0")),
 	)...)
 	w.starts("n2", 30)
 }
 
-// starts notes that a node has started the pod.
 func (w *world) starts(node string, revision int64) {
 	w.ran(running, revision)
 	w.events[len(w.events)-1].Node = node
@@ -120,8 +124,14 @@ func TestOneLivingCopyOfAnOrderedIndex(t *testing.T) {
 	)
 	back := func(w *world) {
 		w.agent("n1", "passing")
-		w.command(typeSession, fields{"Op": "create", "Session": fields{"ID": "s-n1", "Name": "rcfarm/preparer/n1@" + prefix, "Node": "n1"}})
-		record := fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1", "ttl": shortTTL.String(), "enforces_stop_after": true}
+		w.command(typeSession, fields{
+			"Op":      "create",
+			"Session": fields{"ID": "s-n1", "Name": "rcfarm/preparer/n1@" + prefix, "Node": "n1"},
+		})
+		record := fields{
+			"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1",
+			"ttl": shortTTL.String(), "enforces_stop_after": true,
+		}
 		w.txn(kv("lock", "nodes/0/n1", record).by("s-n1"))
 	}
 	for name, c := range map[string]struct {
@@ -214,7 +224,10 @@ func TestOneLivingCopyOfAnOrderedIndex(t *testing.T) {
 		c.act(w)
 		w.passes(time.Second)
 		found := w.verdict().Count()
-		for _, rule := range []string{two, early, runs, late, never, old, "P5 two copies of an ordered index", "P5 stopped by itself unasked", "P5 stopped by itself without running"} {
+		for _, rule := range []string{
+			two, early, runs, late, never, old, "P5 two copies of an ordered index",
+			"P5 stopped by itself unasked", "P5 stopped by itself without running",
+		} {
 			want := false
 			for _, r := range c.want {
 				want = want || r == rule
@@ -226,7 +239,7 @@ func TestOneLivingCopyOfAnOrderedIndex(t *testing.T) {
 	}
 }
 
-// A copy of before the group was ordered may live beside another one.
+// A copy that was started before its group became ordered may live beside another copy.
 func TestAGroupThatBecomesOrdered(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -237,7 +250,8 @@ func TestAGroupThatBecomesOrdered(t *testing.T) {
 	}
 }
 
-// How long after its machine was lost a pod of an ordered group may be given up: the sum of ADR 2, and only if all that it needs is there.
+// A pod of an ordered group may be given up after the loss of its machine only after the sum in docs/design/contact.md,
+// and only if every other condition holds.
 func TestAnOrderedPodStopsItself(t *testing.T) {
 	t.Parallel()
 	const rule = "P5 given up before the stop was confirmed"
@@ -249,17 +263,32 @@ func TestAnOrderedPodStopsItself(t *testing.T) {
 		act      func(w *world, p fields)
 		want     bool
 	}{
-		"long enough":              {stopping(), least + time.Second, nil, false},
-		"too short":                {stopping(), least - time.Second, nil, true},
-		"with a hook":              {with15, least + 16*time.Second, nil, false},
-		"too short with a hook":    {with15, least + 14*time.Second, nil, true},
-		"defaults":                 {with(stopping(), fields{"launchables": []fields{{}}}), least + 10*time.Second, nil, false},
-		"too short with defaults":  {with(stopping(), fields{"launchables": []fields{{}}}), least + 8*time.Second, nil, true},
-		"never stops":              {fields{"launchables": []fields{}}, time.Hour, nil, true},
-		"not ordered":              {stopping(), time.Hour, func(w *world, _ fields) { w.change(3, 1, fields{}) }, true},
-		"its agent lives by now":   {stopping(), time.Hour, func(w *world, _ fields) { w.agent("n1", "passing"); w.late += time.Minute }, true},
-		"not marked for so long":   {stopping(), time.Hour, func(w *world, p fields) { p["lost_since"] = time.Unix(0, w.now()).UTC() }, true},
-		"marked before it was so":  {stopping(), least - time.Second, func(_ *world, p fields) { p["lost_since"] = marked }, true},
+		"long enough":           {stopping(), least + time.Second, nil, false},
+		"too short":             {stopping(), least - time.Second, nil, true},
+		"with a hook":           {with15, least + 16*time.Second, nil, false},
+		"too short with a hook": {with15, least + 14*time.Second, nil, true},
+		"defaults": {
+			with(stopping(), fields{"launchables": []fields{{}}}),
+			least + 10*time.Second, nil, false,
+		},
+		"too short with defaults": {
+			with(stopping(), fields{"launchables": []fields{{}}}), least + 8*time.Second, nil,
+			true,
+		},
+		"never stops": {fields{"launchables": []fields{}}, time.Hour, nil, true},
+		"not ordered": {stopping(), time.Hour, func(w *world, _ fields) { w.change(3, 1, fields{}) }, true},
+		"its agent lives by now": {
+			stopping(), time.Hour,
+			func(w *world, _ fields) { w.agent("n1", "passing"); w.late += time.Minute }, true,
+		},
+		"not marked for so long": {
+			stopping(), time.Hour,
+			func(w *world, p fields) { p["lost_since"] = time.Unix(0, w.now()).UTC() }, true,
+		},
+		"marked before it was so": {
+			stopping(), least - time.Second,
+			func(_ *world, p fields) { p["lost_since"] = marked }, true,
+		},
 		"runs another version yet": {stopping(), time.Hour, func(_ *world, p fields) { p["digest"] = "d2" }, true},
 	} {
 		w := orderedWorld(t, c.manifest)
@@ -277,13 +306,16 @@ func TestAnOrderedPodStopsItself(t *testing.T) {
 	}
 }
 
-// A pod that was found running stays (R2), but for one of an ordered group whose machine is lost.
+// An adopted pod is kept (R2), except one of an ordered group whose machine is lost.
 func TestAnAdoptedOrderedPod(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		lost, ordered bool
 		want          bool
-	}{"on a lost machine": {true, true, false}, "on a living one": {false, true, true}, "not ordered": {true, false, true}} {
+	}{
+		"on a lost machine": {true, true, false}, "on a living one": {false, true, true},
+		"not ordered": {true, false, true},
+	} {
 		w := orderedWorld(t, stopping())
 		if !c.ordered {
 			w.change(2, 1, fields{})
@@ -303,11 +335,14 @@ func TestAnAdoptedOrderedPod(t *testing.T) {
 	}
 }
 
-// Where the supervisors of a node do not see to it, time alone never tells.
+// If the supervisors of a node do not enforce stops, time alone proves no stop.
 func TestANodeThatEnforcesNothing(t *testing.T) {
 	t.Parallel()
 	w := orderedWorld(t, stopping())
-	w.txn(kv("lock", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0", "consul_node": "n1", "ttl": shortTTL.String()}).by("s-n1"))
+	w.txn(kv("lock", "nodes/0/n1", fields{
+		"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n0",
+		"consul_node": "n1", "ttl": shortTTL.String(),
+	}).by("s-n1"))
 	w.isLost()
 	w.itself(11, time.Second)
 	w.passes(time.Hour)

@@ -2,7 +2,6 @@ package checker
 
 import "strings"
 
-// before returns a key as it was when the transaction was carried out.
 func (w *Write) before(key string) *Key {
 	for i := range w.Changes {
 		if w.Changes[i].Key == key {
@@ -14,7 +13,6 @@ func (w *Write) before(key string) *Key {
 
 func (w *Write) after(key string) *Key { return w.state.get(key) }
 
-// touches reports whether any rule could have something to say.
 func (w *Write) touches() bool {
 	for i := range w.Changes {
 		switch group(w.Changes[i].Key) {
@@ -25,7 +23,6 @@ func (w *Write) touches() bool {
 	return false
 }
 
-// has reports whether the transaction carries an operation on a key.
 func (w *Write) has(key string, verbs ...string) bool {
 	for i := range w.Ops {
 		for _, verb := range verbs {
@@ -37,7 +34,6 @@ func (w *Write) has(key string, verbs ...string) bool {
 	return false
 }
 
-// controllerOf returns which controller a change is about: its placement, intent or status.
 func (c *Change) controllerOf() string {
 	for _, k := range []*Key{c.After, c.Before} {
 		switch {
@@ -52,7 +48,6 @@ func (c *Change) controllerOf() string {
 	return ""
 }
 
-// owned returns the controllers whose pods, intents or status the transaction changes.
 func (w *Write) owned() map[string]bool {
 	out := map[string]bool{}
 	for i := range w.Changes {
@@ -63,7 +58,6 @@ func (w *Write) owned() map[string]bool {
 	return out
 }
 
-// authors returns who the transaction says that it is by, in its audit record and in the status that it writes.
 func (w *Write) authors() map[string]string {
 	out := map[string]string{}
 	for i := range w.Changes {
@@ -78,9 +72,9 @@ func (w *Write) authors() map[string]string {
 	return out
 }
 
-// single is P1: only the holder of its lock changes a controller's pods. Two rules, independent of each other: who the
-// write says that it is by was the holder at that very index; and the write carries the fence, without which it would only
-// be luck. A transaction may be about several controllers, as a farm sends small writes together: the rules are about each.
+// single judges P1: only the holder of a controller's lock changes its pods. The named writer was the holder at that
+// index, and the transaction has the fence, because without the fence only luck kept other writers out. A farm may send
+// small writes of several controllers in one transaction.
 func (j *judgement) single(w *Write) {
 	authors := w.authors()
 	owned := w.owned()
@@ -99,7 +93,8 @@ func (j *judgement) single(w *Write) {
 		}
 		j.looked("P1 fence")
 		if !w.has(lock, "check-session") || !w.has(lock, "check-index") {
-			j.violated("P1", "without a fence", w.Index, "%s of controller %s was written by a transaction that does not check its lock", w.summary(), id)
+			j.violated("P1", "without a fence", w.Index,
+				"%s of controller %s was written by a transaction that does not check its lock", w.summary(), id)
 		}
 	}
 	for i := range w.Changes {
@@ -107,7 +102,7 @@ func (j *judgement) single(w *Write) {
 	}
 }
 
-// speaksForNobody reports whether the transaction says of a controller without an owner just that, in its status, on condition
+// speaksForNobody reports whether the transaction writes only the status of a controller without an owner, on condition
 // that it still has none.
 func (w *Write) speaksForNobody(id string) bool {
 	for i := range w.Changes {
@@ -119,18 +114,18 @@ func (w *Write) speaksForNobody(id string) bool {
 	return (lock == nil || lock.Session == "") && w.has(lockOf(id), "check-index", "check-not-exists")
 }
 
-// claimants: nobody changes another controller's claim on a node.
+// An owner must not change the claims of other controllers.
 func (j *judgement) claimants(w *Write, c *Change, owned map[string]bool) {
 	for _, id := range j.claims(c) {
 		rcID := rcOf(id)
 		j.looked("P1 shares")
 		if !owned[rcID] && !w.has(lockOf(rcID), "check-session") {
-			j.violated("P1", "share changed by another", w.Index, "the share of %s in %s changed in a transaction of %v", id, c.Key, owned)
+			j.violated("P1", "share changed by another", w.Index,
+				"the share of %s in %s changed in a transaction of %v", id, c.Key, owned)
 		}
 	}
 }
 
-// summary names the keys that the transaction changed.
 func (w *Write) summary() string {
 	var parts []string
 	for i := range w.Changes {
@@ -146,8 +141,8 @@ func (w *Write) summary() string {
 	return strings.Join(parts, ", ")
 }
 
-// fresh is P2: what is written was computed from the controller as it is. The write names the version that it was computed
-// from; what it says about the generation and the manifest must be of that version.
+// fresh judges P2: each write has a condition on the controller's present version. A status must have its generation,
+// unless it repeats (see repeats). A new placement that is not adopted must have a manifest of that version.
 func (j *judgement) fresh(w *Write) {
 	for id := range w.owned() {
 		key := prefix + "rcs/" + id
@@ -157,22 +152,29 @@ func (j *judgement) fresh(w *Write) {
 		}
 		rc := w.before(key).controller()
 		if rc == nil && w.has(key, "check-not-exists") {
-			continue // it says that there is none
+			continue // a status without an owner
 		}
 		if rc == nil {
-			j.violated("P2", "no such controller", w.Index, "%s was written while controller %s did not exist", w.summary(), id)
+			j.violated("P2", "no such controller", w.Index, "%s was written while controller %s did not exist",
+				w.summary(), id)
 			continue
 		}
 		j.frozen(w, id)
 		for i := range w.Changes {
 			c := &w.Changes[i]
-			if s := c.After.status(); s != nil && s.RCID == id && s.ObservedGeneration != rc.Generation && !c.repeats() {
-				j.violated("P2", "superseded generation", w.Index, "status of %s speaks of generation %d, the controller is at %d", id, s.ObservedGeneration, rc.Generation)
+			if s := c.After.status(); s != nil && s.RCID == id &&
+				s.ObservedGeneration != rc.Generation && !c.repeats() {
+				j.violated("P2", "superseded generation", w.Index,
+					"status of %s speaks of generation %d, the controller is at %d", id,
+					s.ObservedGeneration, rc.Generation)
 			}
-			if p := c.After.placement(); p != nil && p.RCID == id && c.Before == nil && p.RunState == running && p.AdoptedAtGeneration == 0 {
+			if p := c.After.placement(); p != nil && p.RCID == id && c.Before == nil &&
+				p.RunState == running && p.AdoptedAtGeneration == 0 {
 				j.looked("P2 manifest")
-				if asked := rc.manifestOf(p.Role); p.Digest != asked && (rc.InPlace == nil || p.Digest != rc.InPlace.formerOf(p.Role)) {
-					j.violated("P2", "superseded manifest", w.Index, "%s was placed with manifest %.8s, the controller asks for %.8s", p.id(), p.Digest, asked)
+				if asked := rc.manifestOf(p.Role); p.Digest != asked &&
+					(rc.InPlace == nil || p.Digest != rc.InPlace.formerOf(p.Role)) {
+					j.violated("P2", "superseded manifest", w.Index,
+						"%s was placed with manifest %.8s, the controller asks for %.8s", p.id(), p.Digest, asked)
 				}
 			}
 		}

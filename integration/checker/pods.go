@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// places returns the change's placement if it puts a pod where it was not, or gives it other ports, by decision: what is
-// adopted is only taken note of.
+// places returns a placement that puts a pod on another node, or gives it other ports. An adoption does not count.
 func (c *Change) places() *placement {
 	after, before := c.After.placement(), c.Before.placement()
 	if after == nil || after.RunState != running || adopts(before, after) {
@@ -17,13 +16,14 @@ func (c *Change) places() *placement {
 	if before == nil {
 		return after
 	}
-	if _, returns := before.ghostOn(after.Node); returns || before.Node == after.Node && maps.Equal(before.Ports, after.Ports) {
+	if _, returns := before.ghostOn(after.Node); returns ||
+		before.Node == after.Node && maps.Equal(before.Ports, after.Ports) {
 		return nil
 	}
 	return after
 }
 
-// news reports whether the change puts a pod on a node where it was not.
+// news returns a placement that puts a pod on a node where it was not.
 func (c *Change) news() *placement {
 	p := c.places()
 	if before := c.Before.placement(); p != nil && before != nil && before.Node == p.Node {
@@ -32,18 +32,19 @@ func (c *Change) news() *placement {
 	return p
 }
 
-// left reports whether the write takes note of a pod that its controller has left behind: there is no controller any more, and
-// the node says that it runs the pod without being told to. It is stopped next, if somebody asked for that.
+// left reports whether a listed orphan without a controller's record is placed: if an operator asked for a sweep, its
+// owner stops it next.
 func (w *Write) left(p *placement) bool {
 	return w.before(prefix+"rcs/"+p.RCID) == nil && w.state.lists(p.Node, p.id())
 }
 
 func adopts(before, after *placement) bool {
-	return after.AdoptedAtGeneration != 0 && (before == nil || before.AdoptedAtGeneration != after.AdoptedAtGeneration || before.Node != after.Node || after.Revision > before.Revision)
+	return after.AdoptedAtGeneration != 0 &&
+		(before == nil || before.AdoptedAtGeneration != after.AdoptedAtGeneration ||
+			before.Node != after.Node || after.Revision > before.Revision)
 }
 
-// stops is P4 as far as farms can break it: a stop is written only because somebody asks for it, never because something
-// could not be found.
+// stops judges P4 for farms: a stop is ordered because somebody wants it, never because a record was not found.
 func (j *judgement) stops(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -53,7 +54,8 @@ func (j *judgement) stops(w *Write) {
 		}
 		node := nodeOfIntent(c.Key)
 		if was != nil && (in.Revision < was.Revision || in.Revision == was.Revision && in.State != was.State) {
-			j.violated("P4", "revision not higher", w.Index, "%s on %s: %s at %d after %s at %d", in.id(), node, in.State, in.Revision, was.State, was.Revision)
+			j.violated("P4", "revision not higher", w.Index, "%s on %s: %s at %d after %s at %d", in.id(), node,
+				in.State, in.Revision, was.State, was.Revision)
 		}
 		if in.State != stopped {
 			continue
@@ -71,14 +73,14 @@ func (j *judgement) stops(w *Write) {
 	}
 }
 
-// unasked returns why a stop is not justified, "" when it is.
+// unasked returns why a stop is not justified, or "".
 func (j *judgement) unasked(w *Write, in *intent, node string) string {
 	key := prefix + "pods/" + in.id()
 	after, before := w.after(key).placement(), w.before(key).placement()
 	rc := w.before(prefix + "rcs/" + in.RCID).controller()
 	switch {
 	case rc == nil && w.has(prefix+"rcs/"+in.RCID, "check-not-exists") && j.swept[in.RCID]:
-		return "" // an orphan is swept, and all that is left of its controller
+		return "" // an operator asked to stop an orphan, so everything that its controller left may stop
 	case rc == nil:
 		return "its controller does not exist"
 	case after == nil:
@@ -88,16 +90,17 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 	case after.Node != node && after.RunState == running:
 		return ""
 	case before != nil && before.RunState == stopped:
-		return "" // said again
+		return "" // the stop is repeated
 	case rc.DeletedAt != nil:
 		return ""
 	case j.hasStopped(w, node, in.id()):
-		return "" // nothing stops by that
+		return "" // the node has stopped the pod already
 	case before != nil && w.forgotten(before.Node, before.id()):
-		return "" // a former copy is all that is left
+		return "" // only a former copy is left
 	case rc.ordered(in.Role) && before != nil && before.LostSince != nil:
-		return "" // its machine is lost, and its index is placed again when it has stopped
-	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation && !j.forcedSince(w, node, before.ChangedAt):
+		return "" // its machine is lost, and its index is placed again once it has stopped
+	case before != nil && before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation &&
+		!j.forcedSince(w, node, before.ChangedAt):
 		return "it was adopted at the present generation and must stay"
 	case j.forced(w, node):
 		return ""
@@ -108,7 +111,7 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 	case rc.eachNode():
 		return ""
 	case rc.ordered(in.Role) && (in.Index >= rc.wanted(in.Role) || w.state.anyLists(in.id())):
-		return "" // the highest goes, or another copy runs
+		return "" // the index is not desired any more, or another copy runs
 	case !rc.staysPut() && (!w.state.mayStay(rc, node) || j.drained(w, node) || j.unselected(w, rc, node)):
 		return ""
 	}
@@ -124,13 +127,12 @@ func (j *judgement) unasked(w *Write, in *intent, node string) string {
 	return ""
 }
 
-// hasStopped reports whether a node says that it has stopped a pod, and has: a restored store may have it run there still.
+// hasStopped needs the node's report and its events, because a restored store may have an old report.
 func (j *judgement) hasStopped(w *Write, node, id string) bool {
 	_, runs := j.nodes.runs(node, id)
 	return w.before(realityKey(node, id)).reality().stopped(0) && !runs
 }
 
-// placementsBefore returns a controller's placements as they were when the transaction was carried out.
 func (w *Write) placementsBefore(rcID string) []*placement {
 	changed := map[string]bool{}
 	var out []*placement
@@ -151,7 +153,7 @@ func (w *Write) placementsBefore(rcID string) []*placement {
 	return out
 }
 
-// confirmed is P5: identity, node and claim are given up only after the node has confirmed the stop.
+// confirmed judges P5: identity, node and claim are given up only after the node confirmed the stop.
 func (j *judgement) confirmed(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -174,14 +176,16 @@ func (j *judgement) leaves(w *Write, before, after *placement) {
 		if before.Node == node && j.stoppedItself(w, before) {
 			j.looked(GivenUpByTime)
 			if ran, ok := j.nodes.runs(node, id); ok {
-				j.violated("P5", "given up while it runs", w.Index, "%s on %s runs at revision %d, and has not stopped by itself", id, node, ran.Revision)
+				j.violated("P5", "given up while it runs", w.Index,
+					"%s on %s runs at revision %d, and has not stopped by itself", id, node, ran.Revision)
 			}
 			return
 		}
 		j.looked("P5 given up")
 		r := w.before(realityKey(node, id)).reality()
 		if !r.stopped(revision) && !j.hadStopped(node, id, revision) {
-			j.violated("P5", "given up before the stop was confirmed", w.Index, "%s on %s: stop at revision %d, the node reports %+v", id, node, revision, r)
+			j.violated("P5", "given up before the stop was confirmed", w.Index,
+				"%s on %s: stop at revision %d, the node reports %+v", id, node, revision, r)
 		}
 		if ran, ok := j.nodes.runs(node, id); ok {
 			j.violated("P5", "given up while it runs", w.Index, "%s on %s runs at revision %d", id, node, ran.Revision)
@@ -210,8 +214,8 @@ func (r *reality) stopped(revision int64) bool {
 	return r != nil && r.State == stopped && r.Revision >= revision
 }
 
-// hadStopped reports whether a node had confirmed a stop to the world that a restored snapshot took back. It remembers, whatever
-// the records say: a farm that had read it need not read it again.
+// hadStopped reports whether the node had confirmed a stop in the history that a restore took back. The node remembers
+// it, and a farm that had read it need not read it again.
 func (j *judgement) hadStopped(node, id string, revision int64) bool {
 	return j.undone != nil && j.undone.get(realityKey(node, id)).reality().stopped(revision)
 }
@@ -239,8 +243,8 @@ func (j *judgement) freed(w *Write, c *Change) {
 	}
 }
 
-// speak forgets the nodes that placing need not wait for any more: those that have said under the epoch what they run, and
-// those whose preparers did not pass for a moment, which may have been the one in which a farm looked.
+// speak removes nodes for which farms need not wait: a node that has echoed the epoch, or whose check did not pass for
+// a moment. A farm may have read the checks at that moment.
 func (j *judgement) speak() {
 	if len(j.silent) == 0 {
 		return
@@ -253,25 +257,27 @@ func (j *judgement) speak() {
 	}
 }
 
-// elsewhere: nothing is placed anew that runs on a living node, whatever the records say: that must be adopted. A node that came back
-// a moment ago, or whose preparer was not heard then, may not have been asked.
+// elsewhere judges a new placement: a pod that runs on another living node is adopted there, unless the node's record
+// was free a moment ago, because farms may not have read its orphans.
 func (j *judgement) elsewhere(w *Write, p *placement) {
 	j.looked("R1 adopted")
 	for node := range j.nodes.run {
 		ran, runs := j.nodes.runs(node, p.id())
-		if !runs || node == p.Node || !w.state.alive(node) || j.recently(w, j.away.dead[node]) || w.forgotten(node, p.id()) {
+		if !runs || node == p.Node || !w.state.alive(node) ||
+			j.recently(w, j.away.dead[node]) || w.forgotten(node, p.id()) {
 			continue
 		}
-		j.violated("R1", "placed although it runs", w.Index, "%s on %s; it has run on %s since %d ms, at revision %d", p.id(), p.Node, node, (w.At-ran.At)/1e6, ran.Revision)
+		j.violated("R1", "placed although it runs", w.Index, "%s on %s; it has run on %s since %d ms, at revision %d",
+			p.id(), p.Node, node, (w.At-ran.At)/1e6, ran.Revision)
 	}
 }
 
-// onItsWay is how long after a restore a placement may land that was on its way, or decided by a farm that had not heard of it: all that
-// its transaction depends on may be as it was in the snapshot, so that Consul refuses nothing.
+// onItsWay is how long after a restore an older placement may land, because it was under way, or decided on before the
+// farm knew. Consul accepts it if its conditions hold in the snapshot.
 const onItsWay = 500 * time.Millisecond
 
-// synced is R1: after the store went back in time nothing is placed before the epoch is new and every node that was alive
-// then has said, under it, what it runs. Having said it once is enough: a preparer that starts again begins anew.
+// synced judges R1: after the store went back in time, nothing is placed before the epoch is new and each node that was
+// alive then has reported under it. One report is enough, even if the preparer restarts.
 func (j *judgement) synced(w *Write) {
 	for i := range w.Changes {
 		p := w.Changes[i].news()
@@ -292,11 +298,13 @@ func (j *judgement) synced(w *Write) {
 			continue
 		}
 		if j.restoredAt > j.epochAt {
-			j.violated("R1", "placed before the epoch was renewed", w.Index, "%s on %s; a snapshot was restored at index %d", p.id(), p.Node, j.restoredAt)
+			j.violated("R1", "placed before the epoch was renewed", w.Index,
+				"%s on %s; a snapshot was restored at index %d", p.id(), p.Node, j.restoredAt)
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Values(j.silent)) {
-			j.violated("R1", "placed before every node has spoken", w.Index, "%s on %s; %s has not echoed the epoch made at index %d", p.id(), p.Node, name, j.epochAt)
+			j.violated("R1", "placed before every node has spoken", w.Index,
+				"%s on %s; %s has not echoed the epoch made at index %d", p.id(), p.Node, name, j.epochAt)
 		}
 	}
 }

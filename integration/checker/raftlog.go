@@ -22,7 +22,6 @@ type Entry struct {
 	At          int64 // when the leader appended it, unix nanoseconds
 }
 
-// stored is the encoding of hashicorp/raft-boltdb.
 type stored struct {
 	Index, Term uint64
 	Type        uint8
@@ -32,8 +31,8 @@ type stored struct {
 
 const openLimit = 10 * time.Second
 
-// readLogs merges the logs of all servers. A server that was installed a snapshot has a hole; the others fill it. The log
-// of the server that is furthest ahead is the truth about entries that differ: those were never committed.
+// readLogs merges the logs of all servers, because one that installed a snapshot has a gap. If entries differ, the
+// server that is furthest ahead is right: the other entries were never committed.
 func readLogs(dir string, servers []string) ([]Entry, error) {
 	logs := make([]map[uint64]Entry, len(servers))
 	for i, name := range servers {
@@ -98,8 +97,8 @@ func readLog(path string) (map[uint64]Entry, error) {
 	return out, err
 }
 
-// appendedAt reads a timestamp of MessagePack, in unix nanoseconds: 30 bits of nanoseconds before 34 bits of seconds, or only
-// 32 bits of seconds.
+// appendedAt reads a timestamp of MessagePack, in unix nanoseconds: 30 bits of nanoseconds before 34 bits of seconds,
+// or only 32 bits of seconds.
 func appendedAt(data []byte) int64 {
 	const bitsOfSeconds = 34
 	switch len(data) {
@@ -113,7 +112,6 @@ func appendedAt(data []byte) int64 {
 	}
 }
 
-// decode reads MessagePack as Consul writes it.
 func decode(data []byte, v any) error {
 	h := &codec.MsgpackHandle{}
 	h.RawToString = true

@@ -9,14 +9,13 @@ import (
 	"time"
 )
 
-// The key schema. See docs/consul-keys.md.
+// See docs/consul-keys.md.
 const (
 	prefix     = "rcfarm/"
 	keySchema  = prefix + "schema"
 	keyBreaker = prefix + "breaker"
 )
 
-// identity is one replica.
 type identity struct {
 	RCID  string `json:"rc_id"`
 	Role  string `json:"role"`
@@ -34,11 +33,11 @@ type placement struct {
 	Revision int64          `json:"revision"`
 	Ghosts   []struct {
 		Node     string         `json:"node"`
-		Revision int64          `json:"revision"` // zero: it is to run on until the pod is available where it is placed
+		Revision int64          `json:"revision"` // zero: this copy continues to run until the new copy is available
 		Lost     bool           `json:"lost"`
-		Gone     bool           `json:"gone"`  // its machine was lost when it was looked at last
-		Ports    map[string]int `json:"ports"` // nil: those of the placement
-		// DeadIndex is the index of the record of the node that is gone: the name of its death.
+		Gone     bool           `json:"gone"`  // its machine was lost when the owner last looked
+		Ports    map[string]int `json:"ports"` // nil: the ports of the placement
+		// DeadIndex is the index of the dead node's record, and identifies the death.
 		DeadIndex uint64 `json:"dead_index"`
 	} `json:"ghosts"`
 	AdoptedAtGeneration int64      `json:"adopted_at_generation"`
@@ -46,8 +45,8 @@ type placement struct {
 	LostSince           *time.Time `json:"lost_since"`
 	DeadIndex           uint64     `json:"dead_index"`
 	StoppingSince       *time.Time `json:"stopping_since"`
-	Standby             bool       `json:"standby"` // out of its service's name
-	// Avoid are nodes where it never became available, those with a digest before it had its second node.
+	Standby             bool       `json:"standby"` // registered under the name for standbys
+	// Avoid has nodes on which the pod never became available. An entry with a digest is the first node of two.
 	Avoid []struct {
 		Node   string    `json:"node"`
 		Since  time.Time `json:"since"`
@@ -123,13 +122,12 @@ type inPlace struct {
 	Roles map[string]string `json:"from_groups"`
 }
 
-// manifestOf returns the digest that a role's pods shall have.
 func (c *controller) manifestOf(role string) string { return cmp.Or(c.Manifests[role], c.Manifest) }
 
-// formerOf returns the digest that a role's pods had before an upgrade in place.
-func (p *inPlace) formerOf(role string) string { return cmp.Or(p.Roles[role], p.From) }
+// formerOf returns a role's digest before an upgrade in place.
+func (i *inPlace) formerOf(role string) string { return cmp.Or(i.Roles[role], i.From) }
 
-// staysPut reports whether the controller's pods stay where they are, whatever operators say about their nodes, but for force.
+// staysPut: pods of a static controller keep their nodes; only a forced drain stops them.
 func (c *controller) staysPut() bool { return c.Strategy == "static" }
 
 func (c *controller) desired() int {
@@ -140,7 +138,6 @@ func (c *controller) desired() int {
 	return n
 }
 
-// wanted returns how many replicas of a role are desired.
 func (c *controller) wanted(role string) int {
 	for _, g := range c.ReplicaGroups {
 		if g.Role == role {
@@ -181,7 +178,7 @@ type nodeRecord struct {
 	Enforces   bool              `json:"enforces_stop_after"`
 	ConsulNode string            `json:"consul_node"`
 	Pages      *orphanPages      `json:"orphan_pages"`
-	Orphans    []identity        `json:"orphans"` // of older preparers
+	Orphans    []identity        `json:"orphans"` // written by preparers of earlier versions
 }
 
 type nodeOps struct {
@@ -196,7 +193,7 @@ type drain struct {
 	Force    bool       `json:"force"`
 }
 
-// stops reports whether what is left on the node is stopped at that time, whatever becomes of minima.
+// stops reports whether pods on the node are stopped at that time, even below minima.
 func (d *drain) stops(at int64) bool {
 	return d != nil && d.Force && (d.Deadline == nil || d.Deadline.UnixNano() <= at)
 }
@@ -210,7 +207,7 @@ type claim struct {
 	resources
 }
 
-// resources are thousandths of a core, and bytes.
+// resources are CPU in thousandths of a core, and memory in bytes.
 type resources struct {
 	CPU    int64 `json:"cpu"`
 	Memory int64 `json:"memory"`
@@ -220,12 +217,10 @@ func (r resources) plus(o resources) resources {
 	return resources{CPU: r.CPU + o.CPU, Memory: r.Memory + o.Memory}
 }
 
-// exceeds reports whether a node with this record has less.
 func (r resources) exceeds(n *nodeRecord) bool {
 	return n.Capacity.CPU > 0 && r.CPU > n.Capacity.CPU || n.Capacity.Memory > 0 && r.Memory > n.Capacity.Memory
 }
 
-// ports returns the ports of each claim.
 func (r *reservation) ports() map[string][]int {
 	out := map[string][]int{}
 	if r != nil {
@@ -243,7 +238,6 @@ type request struct {
 	Pod  identity `json:"pod"`
 }
 
-// The kinds of requests that allow what is forbidden otherwise.
 const (
 	forgetPod   = "forget-pod"
 	sweepOrphan = "sweep-orphan"
@@ -271,7 +265,7 @@ type manifestRecord struct {
 	} `json:"manifest"`
 }
 
-// takes returns what a pod of the manifest takes of its node; nothing where that is not known.
+// takes returns zero if the manifest is not known.
 func (m *manifestRecord) takes() (sum resources) {
 	if m != nil {
 		for _, l := range m.Manifest.Launchables {
@@ -320,8 +314,8 @@ type schemaRecord struct {
 	Epoch string `json:"nonce"`
 }
 
-// record decodes a key once. It returns nil for a key that does not exist, is in another group, is a marker, or cannot be
-// read. Of a key that a hostile node wrote it decodes the version before.
+// record decodes a key once. It returns nil if the key is missing, of another group, a marker, or unreadable. If a
+// hostile node wrote it, record decodes the version before.
 func record[T any](k *Key, groupName string) *T {
 	if k != nil && k.hostile() {
 		k = k.trusted
@@ -355,7 +349,6 @@ func (k *Key) manifest() *manifestRecord { return record[manifestRecord](k, "man
 func (k *Key) rollout() *rolloutRecord   { return record[rolloutRecord](k, "rollouts") }
 func (k *Key) deployed() *deployedRecord { return record[deployedRecord](k, "deployments") }
 
-// tripped reports whether the mass-stop breaker is: then nothing is stopped.
 func (k *Key) tripped() bool {
 	b := record[breakerRecord](k, "breaker")
 	return b != nil && b.Tripped
@@ -370,7 +363,7 @@ func (k *Key) schema() schemaRecord {
 
 func nodeOfIntent(key string) string { return nodeBelow(key, "intent/") }
 
-// nodeBelow returns the node whose name follows a part of the schema.
+// nodeBelow returns the name up to the slash after this part of the schema.
 func nodeBelow(key, part string) string {
 	node, _, _ := strings.Cut(strings.TrimPrefix(key, prefix+part), "/")
 	return node
@@ -378,7 +371,7 @@ func nodeBelow(key, part string) string {
 
 func realityKey(node, id string) string { return prefix + "reality/" + node + "/" + id }
 
-// placementsOf returns the placements of one controller, or of all when rcID is empty.
+// An empty rcID means all controllers.
 func (s *state) placementsOf(rcID string) []*placement {
 	var out []*placement
 	for _, k := range s.groups["pods"] {
@@ -389,7 +382,6 @@ func (s *state) placementsOf(rcID string) []*placement {
 	return out
 }
 
-// node returns the record of a node and the key that holds it.
 func (s *state) node(name string) (*nodeRecord, *Key) {
 	for key, k := range s.groups["nodes"] {
 		if strings.HasSuffix(key, "/"+name) {
@@ -399,19 +391,18 @@ func (s *state) node(name string) (*nodeRecord, *Key) {
 	return nil, nil
 }
 
-// alive reports whether a node's preparer holds its record.
 func (s *state) alive(name string) bool {
 	_, k := s.node(name)
 	return k != nil && k.Session != ""
 }
 
-// lost reports whether a machine is lost on which a controller has a copy, marked as on a lost machine or not: a mark holds until a
-// preparer is back, as Consul may know the machine again long before (docs/adr/0005-leaving.md).
+// lost: a copy that is marked with `lost_since` is lost until a preparer is back, although Consul may know the machine
+// again long before (docs/design/leaving.md).
 func (s *state) lost(name string, marked bool) bool {
 	return s.machineLost(name) || marked && !s.alive(name)
 }
 
-// machineLost reports whether the machine is lost: nobody holds its record, and its Consul agent has failed or left.
+// machineLost reports whether no preparer holds the record and the machine's agent has failed or left.
 func (s *state) machineLost(name string) bool {
 	n, k := s.node(name)
 	if n == nil || k.Session != "" {
@@ -427,13 +418,12 @@ func (s *state) mayStay(rc *controller, node string) bool {
 	return !o.Unschedulable && o.Drain == nil && rc.selects(s.labels(node))
 }
 
-// selects reports whether the selector matches the labels of a node.
 func (c *controller) selects(labels map[string]string) bool {
 	key, value, ok := strings.Cut(c.NodeSelector, "=")
 	return c.NodeSelector == "" || ok && labels[key] == value
 }
 
-// labels returns what labels a node has: its own, and those of operators on top.
+// labels: operators' labels take precedence over the node's own.
 func (s *state) labels(node string) map[string]string {
 	all := map[string]string{}
 	if n, _ := s.node(node); n != nil {
@@ -443,7 +433,6 @@ func (s *state) labels(node string) map[string]string {
 	return all
 }
 
-// ops returns what operators say about a node; empty when they say nothing.
 func (s *state) ops(node string) nodeOps {
 	for key, k := range s.groups["nodeops"] {
 		if o := k.nodeOps(); o != nil && strings.HasSuffix(key, "/"+node) {

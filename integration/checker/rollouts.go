@@ -9,7 +9,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// rolloutRecord is a rollout under way, as far as rules ask.
 type rolloutRecord struct {
 	ID        string `json:"id"`
 	Service   string `json:"service"`
@@ -21,7 +20,6 @@ type rolloutRecord struct {
 	} `json:"pre_deploy"`
 }
 
-// names returns the controllers that the rollout is in charge of.
 func (r *rolloutRecord) names() []string {
 	if r == nil {
 		return nil
@@ -36,25 +34,23 @@ func (r *rolloutRecord) names() []string {
 	return ids
 }
 
-// deployedRecord is the document of a service, as far as rules ask.
 type deployedRecord struct {
 	Unit string `json:"id"`
 }
 
 const keyRollouts = prefix + "rollouts/"
 
-// rolloutOf returns the key of the rollout of a controller's unit.
 func rolloutOf(rcID string) string { return keyRollouts + rc.UnitOf(rcID) }
 
-// rolledUnit returns the unit whose rollout a key is about: its record, or the trouble beside it.
+// rolledUnit returns the unit of the key of a rollout or of its trouble.
 func rolledUnit(key string) (unit string, ok bool) {
 	below, ours := strings.CutPrefix(key, keyRollouts)
 	unit, _, _ = strings.Cut(below, "/")
 	return unit, ours && unit != ""
 }
 
-// rollouts judges who changes rollouts, and controllers that one is in charge of: the owner of the unit, under its
-// fence, or an operator, who begins another rollout or asks for something.
+// rollouts judges who changes rollouts and the controllers in their charge: the unit's owner under its fence, or an
+// operator, who begins another rollout or makes a request.
 func (j *judgement) rollouts(w *Write) {
 	for unit := range w.stepped() {
 		j.steps(w, unit)
@@ -70,7 +66,6 @@ func (j *judgement) rollouts(w *Write) {
 	}
 }
 
-// stepped returns the units whose rollouts the transaction changes, where that is not an operator's act.
 func (w *Write) stepped() map[string]bool {
 	units := map[string]bool{}
 	for i := range w.Changes {
@@ -82,8 +77,8 @@ func (w *Write) stepped() map[string]bool {
 	return units
 }
 
-// asks reports whether a change of a rollout's record is an operator's, and says of which version it is: nothing differs but what is asked
-// for, or it is part of a deployment.
+// asks reports whether an operator changed a rollout's record by a request or a deployment. The record's write must be
+// a cas.
 func (w *Write) asks(c *Change, unit string) bool {
 	before, after := c.Before.rollout(), c.After.rollout()
 	if after == nil || !w.has(c.Key, "cas") {
@@ -92,8 +87,8 @@ func (w *Write) asks(c *Change, unit string) bool {
 	return w.deploys(unit) || before != nil && reflect.DeepEqual(withoutRequest(c.Before), withoutRequest(c.After))
 }
 
-// deploys reports whether the transaction is an operator's deployment of a unit: it writes the document of the
-// service, as it was read.
+// deploys reports whether the transaction writes a service's document on condition that it did not change, as
+// operators' deployments do.
 func (w *Write) deploys(unit string) bool {
 	return slices.ContainsFunc(w.Ops, func(o Op) bool {
 		key := o.DirEnt.Key
@@ -105,7 +100,6 @@ func (w *Write) deploys(unit string) bool {
 	})
 }
 
-// withoutRequest returns all fields of a record but the request.
 func withoutRequest(k *Key) map[string]json.RawMessage {
 	all := map[string]json.RawMessage{}
 	if json.Unmarshal(k.Value, &all) != nil {
@@ -115,42 +109,44 @@ func withoutRequest(k *Key) map[string]json.RawMessage {
 	return all
 }
 
-// fences reports whether the transaction checks the lock of a unit.
 func (w *Write) fences(unit string) bool {
 	lock := lockOf(unit)
 	return w.has(lock, "check-session") && w.has(lock, "check-index")
 }
 
-// steps judges one step of a unit's rollout: who made it, under which lock, and that it was decided from all
-// controllers of the unit as they are.
+// steps judges who made a step of a rollout, under which lock, and that it was decided from the present versions of all
+// controllers of the unit.
 func (j *judgement) steps(w *Write, unit string) {
 	j.looked(ruleStep)
 	farm, _ := w.holderOf(lockOf(unit))
 	if farm == "" {
-		j.violated("P1", ruleRolloutNotLocked, w.Index, "the rollout of unit %s was changed while no farm held its lock",
+		j.violated("P1", ruleRolloutNotLocked, w.Index,
+			"the rollout of unit %s was changed while no farm held its lock",
 			unit)
 		return
 	}
 	if !w.fences(unit) {
 		j.violated("P1", "rollout without a fence", w.Index,
-			"the rollout of unit %s was changed by a transaction that does not check its lock, which %s held", unit, farm)
+			"the rollout of unit %s was changed by a transaction that does not check its lock, which %s held", unit,
+			farm)
 	}
 	for i := range w.Changes {
 		if a := w.Changes[i].After.audit(); a != nil && a.Who != farm {
-			j.violated("P1", ruleStepOwner, w.Index, "%s changed the rollout of unit %s, whose lock was held by %s", a.Who,
+			j.violated("P1", ruleStepOwner, w.Index, "%s changed the rollout of unit %s, whose lock was held by %s",
+				a.Who,
 				unit, farm)
 		}
 	}
 	for _, id := range w.controllersBefore(unit) {
 		if !w.has(prefix+"rcs/"+id, "check-index", "cas", "delete-cas") {
 			j.violated("P2", "rollout without a controller's version", w.Index,
-				"the rollout of unit %s was changed by a transaction that does not say of which version controller %s is", unit, id)
+				"the rollout of unit %s was changed by a transaction that does not name the version of controller %s",
+				unit, id)
 		}
 	}
 }
 
-// controllersBefore returns the controllers of a unit that had a record when the transaction was carried out, readable
-// or not.
+// controllersBefore includes controllers whose record cannot be read.
 func (w *Write) controllersBefore(unit string) []string {
 	var ids []string
 	add := func(key string) {
@@ -162,20 +158,19 @@ func (w *Write) controllersBefore(unit string) []string {
 	for key := range w.state.groups["rcs"] {
 		add(key)
 	}
-	for i := range w.Changes { // one that is gone now
+	for i := range w.Changes { // a controller may be gone now
 		add(w.Changes[i].Key)
 	}
 	slices.Sort(ids)
 	return ids
 }
 
-// The rules whose violation proves that the fence failed.
 const (
 	ruleRolloutNotLocked = "rollout changed while no farm held its lock"
 	ruleStepOwner        = "rollout changed by another than its owner"
 )
 
-// ofOneUnit judges that a rollout is in charge of controllers of its unit only: no other lock keeps two owners apart.
+// ofOneUnit: a rollout is in charge of its own unit only, because no other lock keeps two owners apart.
 func (j *judgement) ofOneUnit(w *Write, c *Change, unit string) {
 	for _, id := range c.After.rollout().names() {
 		if rc.UnitOf(id) != unit {
@@ -184,8 +179,7 @@ func (j *judgement) ofOneUnit(w *Write, c *Change, unit string) {
 	}
 }
 
-// inCharge reports whether the rollout of a controller's unit was in charge of it when the transaction was carried
-// out. One that cannot be read may be.
+// inCharge: an unreadable rollout counts as in charge.
 func (w *Write) inCharge(rcID string) bool {
 	k := w.before(rolloutOf(rcID))
 	if k == nil {
@@ -195,8 +189,8 @@ func (w *Write) inCharge(rcID string) bool {
 	return r == nil || slices.Contains(r.names(), rcID)
 }
 
-// steered judges a change of a controller that a rollout is in charge of: it is part of a step or of a deployment. The
-// owner of the unit removes the record of one that is deleted.
+// steered judges a change of a controller in a rollout's charge: it must be part of a step or a deployment, or remove
+// the record of a deleted controller.
 func (j *judgement) steered(w *Write, c *Change, before *controller) {
 	if !w.inCharge(before.ID) {
 		return

@@ -7,7 +7,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// The rolled service has two revisions, and a controller that runs before the second.
+// The service has two revisions in its rollout, and a controller for the pre_deploy of the second.
 const (
 	rolloutKey   = "rollouts/" + unit
 	troubleKey   = rolloutKey + "/trouble"
@@ -16,10 +16,10 @@ const (
 	rolledOne    = "rcs/" + unit + "-1"
 	rolledTwo    = "rcs/" + unit + "-2"
 	rolledPre    = "rcs/" + unit + "-2-pre"
-	rolledSecond = "rcs/" + unit + "-3" // that the rollout does not name
+	rolledSecond = "rcs/" + unit + "-3" // a controller of the unit that the rollout does not name
 )
 
-// rolling is a world with a rollout of a service, whose unit f1 owns.
+// rolling is a world with a rollout in f1's unit.
 type rolling struct {
 	*world
 	rollout uint64
@@ -38,7 +38,6 @@ func newRolling(t *testing.T) *rolling {
 	return w
 }
 
-// rolled is a controller of the service.
 func rolled(key string, generation int) fields {
 	return with(controllerOf(generation, 1), fields{"id": strings.TrimPrefix(key, "rcs/"), "name": "of-" + key})
 }
@@ -50,41 +49,38 @@ func atStage(id string, stage int) fields {
 	}
 }
 
-// versions says of which version all controllers are.
-func (w *rolling) versions(but ...string) []Op {
+// versions returns conditions on all controllers except some.
+func (r *rolling) versions(but ...string) []Op {
 	var ops []Op
 	for _, key := range []string{rolledOne, rolledTwo, rolledPre, rolledSecond} {
 		if !strings.Contains(strings.Join(but, " "), key) {
-			ops = append(ops, kv("check-index", key, nil).at(w.records[key]))
+			ops = append(ops, kv("check-index", key, nil).at(r.records[key]))
 		}
 	}
 	return ops
 }
 
-// changes is the operation that changes a controller as it was read.
-func (w *rolling) changes(key string) Op { return kv("cas", key, rolled(key, 2)).at(w.records[key]) }
+// changes is conditional on the record that was read.
+func (r *rolling) changes(key string) Op { return kv("cas", key, rolled(key, 2)).at(r.records[key]) }
 
-// step is a transaction with the fence of the unit and the versions of the controllers.
-func (w *rolling) step(ops ...Op) {
-	w.txn(append(append(append([]Op{}, w.fence...), w.versions()...), ops...)...)
+func (r *rolling) step(ops ...Op) {
+	r.txn(append(append(append([]Op{}, r.fence...), r.versions()...), ops...)...)
 }
 
-// owner is a transaction with nothing but the fence.
-func (w *rolling) owner(ops ...Op) { w.txn(append(append([]Op{}, w.fence...), ops...)...) }
+// owner has only the fence.
+func (r *rolling) owner(ops ...Op) { r.txn(append(append([]Op{}, r.fence...), ops...)...) }
 
-// deploy is what a deployment writes besides.
-func (w *rolling) deploy() Op {
-	return kv("cas", specKey, fields{"id": unit, "service": "web", "revision": 3}).at(w.rollout)
+func (r *rolling) deploy() Op {
+	return kv("cas", specKey, fields{"id": unit, "service": "web", "revision": 3}).at(r.rollout)
 }
 
-// writes is the operation that changes the rollout's record as it was read.
-func (w *rolling) writes(value fields) Op { return kv("cas", rolloutKey, value).at(w.rollout) }
+func (r *rolling) writes(value fields) Op { return kv("cas", rolloutKey, value).at(r.rollout) }
 
-func (w *rolling) dies() {
-	w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-f1"}})
+func (r *rolling) dies() {
+	r.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-f1"}})
 }
 
-// Who changes a rollout, and the controllers that it is in charge of.
+// Each case changes the rollout, or a controller that the rollout is in charge of.
 func TestWritesOfRollouts(t *testing.T) {
 	t.Parallel()
 	const (
@@ -96,7 +92,7 @@ func TestWritesOfRollouts(t *testing.T) {
 	asks := func(stage int) fields { return with(atStage("r1", stage), fields{"request": fields{"verb": "pause"}}) }
 	for name, c := range map[string]struct {
 		act   func(w *rolling)
-		rules []string // the only ones of these
+		rules []string // the rules about rollouts and units whose violations must be found, and no others
 	}{
 		"a step": {func(w *rolling) { w.step(w.writes(atStage("r1", 2)), w.changes(rolledTwo), says("f1")) }, nil},
 		"a step of another": {
@@ -140,7 +136,8 @@ func TestWritesOfRollouts(t *testing.T) {
 			w.owner(append(w.versions(rolledSecond), w.writes(atStage("r1", 2)))...)
 		}, []string{unread}},
 		"a step that overwrites a controller": {func(w *rolling) {
-			w.owner(append(w.versions(rolledTwo), w.writes(atStage("r1", 2)), kv("set", rolledTwo, rolled(rolledTwo, 2)))...)
+			w.owner(append(w.versions(rolledTwo), w.writes(atStage("r1", 2)),
+				kv("set", rolledTwo, rolled(rolledTwo, 2)))...)
 		}, []string{unread}},
 		"a step that names another unit's": {func(w *rolling) {
 			w.step(w.writes(with(atStage("r1", 2), fields{"revisions": []fields{{"rc": another + "-1"}}})))
@@ -169,8 +166,14 @@ func TestWritesOfRollouts(t *testing.T) {
 		"a request of no version": {func(w *rolling) {
 			w.txn(append(w.versions(), kv("set", rolloutKey, asks(1)))...)
 		}, []string{unfenced}},
-		"another rollout": {func(w *rolling) { w.txn(w.writes(atStage("r2", 1)), w.deploy(), w.changes(rolledOne)) }, nil},
-		"another target":  {func(w *rolling) { w.txn(w.writes(atStage("r1", 2)), w.deploy(), w.changes(rolledOne)) }, nil},
+		"another rollout": {
+			func(w *rolling) { w.txn(w.writes(atStage("r2", 1)), w.deploy(), w.changes(rolledOne)) },
+			nil,
+		},
+		"another target": {
+			func(w *rolling) { w.txn(w.writes(atStage("r1", 2)), w.deploy(), w.changes(rolledOne)) },
+			nil,
+		},
 		"another rollout by nobody": {func(w *rolling) {
 			w.txn(append(w.versions(), w.writes(atStage("r2", 1)))...)
 		}, []string{unfenced}},
@@ -181,7 +184,8 @@ func TestWritesOfRollouts(t *testing.T) {
 			w.txn(append(w.versions(), w.writes(atStage("r2", 1)), kv("set", specKey, fields{"id": unit}))...)
 		}, []string{unfenced}},
 		"another rollout with another service": {func(w *rolling) {
-			w.txn(append(w.versions(), w.writes(atStage("r2", 1)), kv("cas", "deployments/api/spec", fields{"id": another}))...)
+			w.txn(append(w.versions(), w.writes(atStage("r2", 1)),
+				kv("cas", "deployments/api/spec", fields{"id": another}))...)
 		}, []string{unfenced}},
 		"the next rollout, while it is owned": {func(w *rolling) {
 			w.step(kv("delete", rolloutKey, nil))
@@ -273,8 +277,8 @@ func TestWritesOfRollouts(t *testing.T) {
 	}
 }
 
-// Steps and writes of pods of one unit are made under one session until its lock changes hands. A lock of a single
-// revision gives nobody the right to write that one beside the unit's owner.
+// All steps and writes of a unit are of one session until a lock changes hands. The holder of a single revision's lock
+// must not write beside the unit's owner.
 func TestAStepIsOfTheOnlyWriter(t *testing.T) {
 	t.Parallel()
 	id := rc.RevisionID(unit, 1)
@@ -292,7 +296,7 @@ func TestAStepIsOfTheOnlyWriter(t *testing.T) {
 	}
 }
 
-// What proves that the fence failed, or that revisions do not heed one another, is told from what is only missing.
+// A violation proves that the fence failed, or that revisions ignored one another, or only that a condition is missing.
 func TestBreachedAndOverdrawn(t *testing.T) {
 	t.Parallel()
 	for rule, want := range map[string][2]bool{

@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// committed is P3: where a pod is placed there is room, by the placements alone, and in the reservation, which is part of
-// the same transaction.
+// committed judges P3 twice: by the placements, and by the reservation of the same transaction.
 func (j *judgement) committed(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -27,8 +26,8 @@ func (j *judgement) committed(w *Write) {
 	}
 }
 
-// copies returns the ports of each identity that has a copy on a node, where it is placed or where it came from and has not
-// been confirmed to have stopped. Versions of ports are not told: those of the newest placement count.
+// copies returns the ports of each identity that is on a node, or moved off it without a confirmed stop. If the ports
+// of a former copy are unknown, the ports of the placement count.
 func (s *state) copies(node string) map[string]map[string]int {
 	out := map[string]map[string]int{}
 	for _, p := range s.placementsOf("") {
@@ -39,7 +38,6 @@ func (s *state) copies(node string) map[string]map[string]int {
 	return out
 }
 
-// portsOn returns the ports that a copy of the pod has on a node.
 func (p *placement) portsOn(node string) map[string]int {
 	if p.Node != node {
 		for _, g := range p.Ghosts {
@@ -51,8 +49,8 @@ func (p *placement) portsOn(node string) map[string]int {
 	return p.Ports
 }
 
-// roomPlaced looks at nothing but placements: what is on the node, also of pods that left it and may still run there, does
-// not have the pod's ports, and leaves a slot.
+// roomPlaced judges ports and slots by all copies, also those that moved off and may still run, and CPU and memory by
+// the placed pods.
 func (j *judgement) roomPlaced(w *Write, p *placement, isNew bool) {
 	there := w.state.copies(p.Node)
 	for id, ports := range there {
@@ -61,7 +59,8 @@ func (j *judgement) roomPlaced(w *Write, p *placement, isNew bool) {
 		}
 		for _, port := range p.Ports {
 			if slices.Contains(slices.Collect(maps.Values(ports)), port) {
-				j.violated("P3", "port placed twice", w.Index, "%s and %s both have port %d on %s", p.id(), id, port, p.Node)
+				j.violated("P3", "port placed twice", w.Index, "%s and %s both have port %d on %s", p.id(), id, port,
+					p.Node)
 			}
 		}
 	}
@@ -70,15 +69,17 @@ func (j *judgement) roomPlaced(w *Write, p *placement, isNew bool) {
 		return
 	}
 	if len(there) > n.Capacity.Slots {
-		j.violated("P3", "more pods placed than slots", w.Index, "%s on %s: %d pods there, %d slots", p.id(), p.Node, len(there), n.Capacity.Slots)
+		j.violated("P3", "more pods placed than slots", w.Index, "%s on %s: %d pods there, %d slots", p.id(),
+			p.Node, len(there), n.Capacity.Slots)
 	}
 	if all := w.state.taken(p.Node); all.exceeds(n) {
-		j.violated("P3", "more placed than CPU or memory", w.Index, "%s on %s: pods there take %+v of %+v", p.id(), p.Node, all, n.Capacity)
+		j.violated("P3", "more placed than CPU or memory", w.Index, "%s on %s: pods there take %+v of %+v", p.id(),
+			p.Node, all, n.Capacity)
 	}
 }
 
-// taken returns what the pods that are placed on a node take there. Of former copies it is not known: it counts as nothing, as does what a
-// pod that is upgraded takes besides.
+// taken returns the CPU and memory of the pods on a node. Former copies and second versions in upgrades count nothing,
+// because their manifests are not known.
 func (s *state) taken(node string) (sum resources) {
 	for _, p := range s.placementsOf("") {
 		if p.Node == node {
@@ -88,7 +89,6 @@ func (s *state) taken(node string) (sum resources) {
 	return sum
 }
 
-// roomReserved looks at nothing but the reservation.
 func (j *judgement) roomReserved(w *Write, p *placement, isNew bool) {
 	res := w.after(prefix + "reservations/" + p.Node).reservation()
 	if res == nil {
@@ -101,16 +101,20 @@ func (j *judgement) roomReserved(w *Write, p *placement, isNew bool) {
 	}
 	for name, port := range p.Ports {
 		if claimed && !slices.Contains(claim.Ports, port) {
-			j.violated("P3", "port without a share", w.Index, "%s on %s: %s is %d, it holds %v", p.id(), p.Node, name, port, claim.Ports)
+			j.violated("P3", "port without a share", w.Index, "%s on %s: %s is %d, it holds %v",
+				p.id(), p.Node, name, port, claim.Ports)
 		}
 		for id, other := range res.Claims {
 			if id != p.id() && slices.Contains(other.Ports, port) {
-				j.violated("P3", "port reserved twice", w.Index, "%s and %s both hold port %d of %s", p.id(), id, port, p.Node)
+				j.violated("P3", "port reserved twice", w.Index, "%s and %s both hold port %d of %s", p.id(), id, port,
+					p.Node)
 			}
 		}
 	}
-	if asked := w.after(prefix + "manifests/" + p.Digest).manifest().takes(); claimed && (claim.CPU < asked.CPU || claim.Memory < asked.Memory) {
-		j.violated("P3", "CPU or memory without a share", w.Index, "%s on %s takes %+v and holds %+v", p.id(), p.Node, asked, claim.resources)
+	if asked := w.after(prefix + "manifests/" + p.Digest).manifest().takes(); claimed &&
+		(claim.CPU < asked.CPU || claim.Memory < asked.Memory) {
+		j.violated("P3", "CPU or memory without a share", w.Index, "%s on %s takes %+v and holds %+v",
+			p.id(), p.Node, asked, claim.resources)
 	}
 	node, _ := w.state.node(p.Node)
 	switch {
@@ -120,7 +124,8 @@ func (j *judgement) roomReserved(w *Write, p *placement, isNew bool) {
 	case !isNew:
 		return
 	case len(res.Claims) > node.Capacity.Slots:
-		j.violated("P3", "more pods than slots", w.Index, "%s on %s: %d holders, %d slots", p.id(), p.Node, len(res.Claims), node.Capacity.Slots)
+		j.violated("P3", "more pods than slots", w.Index, "%s on %s: %d holders, %d slots", p.id(), p.Node,
+			len(res.Claims), node.Capacity.Slots)
 	}
 	var sum resources
 	for _, h := range res.Claims {
@@ -128,11 +133,12 @@ func (j *judgement) roomReserved(w *Write, p *placement, isNew bool) {
 	}
 	j.looked("P3 resources")
 	if sum.exceeds(node) {
-		j.violated("P3", "more reserved than CPU or memory", w.Index, "%s on %s: holders have %+v of %+v", p.id(), p.Node, sum, node.Capacity)
+		j.violated("P3", "more reserved than CPU or memory", w.Index, "%s on %s: holders have %+v of %+v",
+			p.id(), p.Node, sum, node.Capacity)
 	}
 }
 
-// portsAsked: each port has the number that the manifest gives it, or one from the node's range, no two the same.
+// portsAsked judges that each port is as the manifest asks, or in the node's range, and that no two are the same.
 func (j *judgement) portsAsked(w *Write, p *placement) {
 	m, node := w.after(prefix+"manifests/"+p.Digest).manifest(), (*nodeRecord)(nil)
 	if node, _ = w.state.node(p.Node); m == nil || node == nil {
@@ -144,7 +150,9 @@ func (j *judgement) portsAsked(w *Write, p *placement) {
 		port := p.Ports[asked.Name]
 		inRange := port >= max(1, node.PortRange.Min) && port <= node.PortRange.Max
 		if asked.Dynamic && !inRange || !asked.Dynamic && port != asked.Port || used[port] {
-			j.violated("P3", "not the ports that the manifest asks for", w.Index, "%s on %s (range %v): asked for %v, given %v", p.id(), p.Node, node.PortRange, m.Manifest.Ports, p.Ports)
+			j.violated("P3", "not the ports that the manifest asks for", w.Index,
+				"%s on %s (range %v): asked for %v, given %v", p.id(), p.Node,
+				node.PortRange, m.Manifest.Ports, p.Ports)
 		}
 		used[port] = true
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Each rule of the checker has a test that names it: a rule that is never seen to fire may be one that cannot.
+// Each rule has a test that names it. Without one, the checker might never find a violation of it.
 func TestEveryRuleHasATest(t *testing.T) {
 	t.Parallel()
 	source, tests := parsed(t)
@@ -22,7 +22,7 @@ func TestEveryRuleHasATest(t *testing.T) {
 			e, ok := n.(ast.Expr)
 			text, known := names.text(e)
 			tested[text] = tested[text] || ok && known
-			return !known // what a text is made of is no name of a rule
+			return !known // the parts of a known text are not names of rules
 		})
 	}
 	rules := 0
@@ -39,7 +39,8 @@ func TestEveryRuleHasATest(t *testing.T) {
 			rule, alsoKnown := names.text(call.Args[1])
 			switch rules++; {
 			case !known || !alsoKnown:
-				t.Errorf("promise %q and rule %q of a violation must be constant texts, so that this test knows them", promise, rule)
+				t.Errorf("promise %q and rule %q of a violation must be constant texts, so that this test knows them",
+					promise, rule)
 			case !tested[promise+" "+rule]:
 				t.Errorf("no test names the rule %q", promise+" "+rule)
 			}
@@ -51,7 +52,6 @@ func TestEveryRuleHasATest(t *testing.T) {
 	}
 }
 
-// parsed returns the files of this package: those that it is made of, and its tests.
 func parsed(t *testing.T) (source, tests []*ast.File) {
 	t.Helper()
 	entries, err := os.ReadDir(".")
@@ -75,7 +75,6 @@ func parsed(t *testing.T) (source, tests []*ast.File) {
 	return source, tests
 }
 
-// texts are the constants of a package that are texts, by name.
 type texts map[string]string
 
 func constants(files []*ast.File) texts {
@@ -97,18 +96,17 @@ func constants(files []*ast.File) texts {
 	return out
 }
 
-// text returns the text that a constant expression stands for.
-func (c texts) text(e ast.Expr) (string, bool) {
+func (t texts) text(e ast.Expr) (string, bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
 		text, err := strconv.Unquote(e.Value)
 		return text, e.Kind == token.STRING && err == nil
 	case *ast.Ident:
-		text, known := c[e.Name]
+		text, known := t[e.Name]
 		return text, known
 	case *ast.BinaryExpr:
-		left, ok := c.text(e.X)
-		right, alsoOK := c.text(e.Y)
+		left, ok := t.text(e.X)
+		right, alsoOK := t.text(e.Y)
 		return left + right, e.Op == token.ADD && ok && alsoOK
 	}
 	return "", false

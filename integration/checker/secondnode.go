@@ -2,24 +2,24 @@ package checker
 
 import "time"
 
-// What controllers and manifests say by default of how long a pod may take to become available.
 const (
 	progressDeadline = 2 * time.Minute
 	minReady         = 10 * time.Second
 )
 
-// leaves reports whether the pod was asked to stop, or has stopped, to be tried on a second node: it stops since it
-// remembers this one.
+// leaves reports whether the pod stops, or has stopped, to get a second node: it has avoided its node since the stop
+// was ordered.
 func (p *placement) leaves() bool {
 	for _, a := range p.Avoid {
-		if a.Node == p.Node && a.Digest == p.Digest && p.RunState == stopped && p.StoppingSince != nil && a.Since.Equal(*p.StoppingSince) {
+		if a.Node == p.Node && a.Digest == p.Digest && p.RunState == stopped &&
+			p.StoppingSince != nil && a.Since.Equal(*p.StoppingSince) {
 			return true
 		}
 	}
 	return false
 }
 
-// tried reports whether the pod has had its second node with the manifest that it has.
+// tried reports whether the pod has had its second node with this manifest.
 func (p *placement) tried() bool {
 	for _, a := range p.Avoid {
 		if a.Digest != "" && a.Digest == p.Digest {
@@ -29,9 +29,10 @@ func (p *placement) tried() bool {
 	return false
 }
 
-// getsSecondNode reports whether a pod is asked to stop because it was never available where it is, as may be done
-// once (P4): its node says so of what is placed there, and that it is hopeless or had its time; the stop depends on
-// that very report, and the controller's pods may move. Whether another node would take it is not judged.
+// getsSecondNode reports whether a pod is rightly stopped because it was never available on its node, which is allowed
+// once (P4). The node must report that the placed version was never available, and the pod must be hopeless or past its
+// deadline; the stop must have that report as a condition, and the controller must be dynamic. Whether another node
+// would take the pod is not judged.
 func (j *judgement) getsSecondNode(w *Write, before, after *placement) bool {
 	if before == nil || after == nil || !after.leaves() || before.RunState != running || before.tried() ||
 		before.Node != after.Node || before.Digest != after.Digest || len(before.Ghosts) > 0 {
@@ -40,19 +41,20 @@ func (j *judgement) getsSecondNode(w *Write, before, after *placement) bool {
 	rc := w.before(prefix + "rcs/" + after.RCID).controller()
 	m := j.manifests[after.Digest]
 	switch {
-	case rc == nil, rc.staysPut(), rc.eachNode(), rc.ordered(after.Role), rc.InPlace != nil, rc.Disabled, rc.DeletedAt != nil, m.runsOnce(),
+	case rc == nil, rc.staysPut(), rc.eachNode(), rc.ordered(after.Role), rc.InPlace != nil,
+		rc.Disabled, rc.DeletedAt != nil, m.runsOnce(),
 		before.AdoptedAtGeneration != 0 && before.AdoptedAtGeneration == rc.Generation:
 		return false
 	}
 	key := realityKey(after.Node, after.id())
 	r := w.before(key).reality()
-	if r == nil || !w.has(key, "check-index") || !r.NeverAvailable || r.Available || r.Digest != after.Digest || r.Revision < before.Revision || j.served[key] {
+	if r == nil || !w.has(key, "check-index") || !r.NeverAvailable || r.Available || r.Digest != after.Digest ||
+		r.Revision < before.Revision || j.served[key] {
 		return false
 	}
 	return r.Hopeless || after.StoppingSince.Sub(before.ChangedAt) >= rc.Deadline.or(progressDeadline)+m.minReady()
 }
 
-// rememberServed notes which pods have been available on their nodes since they were placed there.
 func (j *judgement) rememberServed(c *Change) {
 	if group(c.Key) != "reality" {
 		return
@@ -65,7 +67,7 @@ func (j *judgement) rememberServed(c *Change) {
 	}
 }
 
-// runsOnce reports whether no process of the manifest is started again. Nothing is known of one that was not seen.
+// runsOnce reports whether no process of the manifest is restarted; false if it is unknown.
 func (m *manifestRecord) runsOnce() bool {
 	if m == nil {
 		return false
@@ -78,7 +80,6 @@ func (m *manifestRecord) runsOnce() bool {
 	return len(m.Manifest.Launchables) > 0
 }
 
-// minReady is how long a pod of the manifest must be well until it is available.
 func (m *manifestRecord) minReady() time.Duration {
 	switch {
 	case m == nil:

@@ -6,15 +6,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// memberRecord is what a farm says about itself.
 type memberRecord struct {
-	Selector string `json:"rc_selector"` // in these runs empty or one "key=value", but for owners of one controller
-	RCID     string `json:"rc_id"`       // the only controller that it owns; empty: those that the selector matches
+	Selector string `json:"rc_selector"` // in these runs empty or one "key=value"; any for an owner of one controller
+	RCID     string `json:"rc_id"`       // the only controller that it owns; empty: the selector decides
 }
 
 func (k *Key) member() *memberRecord { return record[memberRecord](k, "farms") }
 
-// matches reports whether the farm works on controllers with these labels.
 func (m *memberRecord) matches(labels map[string]string) bool {
 	key, value, _ := strings.Cut(m.Selector, "=")
 	return m.Selector == "" || labels[key] == value
@@ -22,10 +20,10 @@ func (m *memberRecord) matches(labels map[string]string) bool {
 
 const ruleOutsider = "written by a farm that may not own it"
 
-// chosen is P1 for the choice of an owner: a farm writes a unit only if its selector matches one of the unit's controllers,
-// and an owner of one controller only that controller's unit. A unit without any record is anybody's. A farm may take
-// a lock by mistake, because it read before the labels changed or before a lost record came back. It learns that with
-// the lock, and gives it back. One that kept it would be found at the end of a run, because the unit did not converge.
+// chosen judges P1 for the choice of an owner: a farm writes a unit only if its selector matches one of the unit's
+// controllers, and an owner of one controller writes that controller's unit. Any farm may own a unit without records. A
+// farm may take a lock by mistake, because it read before labels or records changed. It then notices the mistake and
+// releases the lock: otherwise the unit would not converge, which the end of the run would show.
 func (j *judgement) chosen(w *Write) {
 	for i := range w.Changes {
 		c := &w.Changes[i]
@@ -69,13 +67,12 @@ func (j *judgement) chosen(w *Write) {
 	}
 }
 
-// outsider is a farm that took the lock of a unit that it may not own.
 type outsider struct {
 	farm string
 	memberRecord
 }
 
-// mayOwn reports whether a unit has a controller, and whether a farm may own it.
+// mayOwn reports whether a unit has a controller, and whether the farm may own it.
 func (w *Write) mayOwn(m *memberRecord, unit string) (known, may bool) {
 	if m.RCID != "" && rc.UnitOf(m.RCID) == unit {
 		may = true

@@ -2,22 +2,30 @@ package checker
 
 import "testing"
 
-// A farm that takes a lock by mistake writes nothing of what it protects.
-func TestWhoMayOwn(t *testing.T) {
+// A farm that takes a lock by mistake must not write what the lock protects.
+func TestAnOutsiderWritesNothing(t *testing.T) {
 	t.Parallel()
 	const rule = "P1 " + ruleOutsider
 	for name, tt := range map[string]struct {
 		member  fields
-		records []fields // of the unit's controllers, by their labels
+		records []fields // labels of each of the unit's controllers
 		rule    string
 	}{
-		"a farm for all":                    {fields{}, []fields{{"team": "b"}}, ""},
-		"a selector that matches":           {fields{"rc_selector": "team=a"}, []fields{{"team": "a"}}, ""},
-		"it matches one revision":           {fields{"rc_selector": "team=a"}, []fields{{"team": "b"}, {"team": "a"}}, ""},
-		"it matches none":                   {fields{"rc_selector": "team=a"}, []fields{{"team": "b"}, nil}, rule},
-		"nothing is left to match":          {fields{"rc_selector": "team=a"}, nil, ""},
-		"the owner of one revision":         {fields{"rc_selector": "none,!none", "rc_id": unit + "-1"}, []fields{nil, nil}, ""},
-		"the owner of another's controller": {fields{"rc_selector": "none,!none", "rc_id": another}, []fields{nil, nil}, rule},
+		"a farm for all":           {fields{}, []fields{{"team": "b"}}, ""},
+		"a selector that matches":  {fields{"rc_selector": "team=a"}, []fields{{"team": "a"}}, ""},
+		"it matches one revision":  {fields{"rc_selector": "team=a"}, []fields{{"team": "b"}, {"team": "a"}}, ""},
+		"it matches none":          {fields{"rc_selector": "team=a"}, []fields{{"team": "b"}, nil}, rule},
+		"nothing is left to match": {fields{"rc_selector": "team=a"}, nil, ""},
+		"the owner of one revision": {
+			fields{"rc_selector": "none,!none", "rc_id": unit + "-1"},
+			[]fields{nil, nil},
+			"",
+		},
+		"the owner of another's controller": {
+			fields{"rc_selector": "none,!none", "rc_id": another},
+			[]fields{nil, nil},
+			rule,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -26,13 +34,14 @@ func TestWhoMayOwn(t *testing.T) {
 			var of Op
 			for i, labels := range tt.records {
 				id := unit + "-" + string(rune('1'+i))
-				at := w.txn(kv("set", "rcs/"+id, with(controllerOf(1, 1), fields{"id": id, "name": id, "labels": labels})))
+				at := w.txn(kv("set", "rcs/"+id,
+					with(controllerOf(1, 1), fields{"id": id, "name": id, "labels": labels})))
 				of = kv("check-index", "rcs/"+id, nil).at(at)
 			}
 			under := w.takes(unit, "f2")
 			w.expect("")
 			if tt.records == nil {
-				return // to write without a record breaks other rules
+				return // a write without a record breaks other rules
 			}
 			w.tells(unit+"-"+string(rune('0'+len(tt.records))), 20, append(under, of)...)
 			w.expect(tt.rule)
@@ -59,7 +68,7 @@ func TestAnOutsiderMayBecomeTheOwner(t *testing.T) {
 	w.expect("")
 }
 
-// A unit without a record is anybody's until a record comes that says otherwise.
+// Any farm may own a unit without a record until one comes that its selector does not match.
 func TestAnOutsiderOfAUnitThatGetsARecord(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

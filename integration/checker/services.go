@@ -2,8 +2,8 @@ package checker
 
 import "github.com/rcfarm/rcfarm/pkg/rc"
 
-// service makes a controller a revision of a service. While another revision of its unit has a record, minimum and
-// bound are those of the service, and count over all of its revisions.
+// service makes a controller a revision of a service, whose minimum and bound apply while another revision has a
+// record.
 type service struct {
 	Name string `json:"name"`
 	Min  int    `json:"min"`
@@ -12,20 +12,18 @@ type service struct {
 	Standby bool `json:"standby"`
 }
 
-// isBeside reports whether a controller is another revision of the same service. One that runs before a revision is
-// none.
+// isBeside excludes the controller of a pre_deploy.
 func (c *controller) isBeside(id string) bool {
 	return c.Service != nil && id != c.ID && rc.UnitOf(id) == rc.UnitOf(c.ID) && !rc.IsPreDeploy(id)
 }
 
-// limit is a minimum that is in force, and what counts for it.
+// limit is a minimum in force, and the controllers whose pods count for it.
 type limit struct {
 	rcs     []string
 	least   int
 	service bool
 }
 
-// group is what checks by the limit are counted under.
 func (l *limit) group(of string) string {
 	if l.service {
 		return of + " of a service"
@@ -33,7 +31,7 @@ func (l *limit) group(of string) string {
 	return of
 }
 
-// together returns the revisions of a controller's service that have a record, readable or not, itself among them.
+// together returns the revisions with a record, readable or not, including c.
 func (j *judgement) together(w *Write, c *controller) []string {
 	ids := []string{c.ID}
 	for _, id := range w.controllersBefore(rc.UnitOf(c.ID)) {
@@ -44,13 +42,11 @@ func (j *judgement) together(w *Write, c *controller) []string {
 	return ids
 }
 
-// inService reports whether minimum and bound are those of the service.
 func (j *judgement) inService(w *Write, c *controller) bool {
 	return c.Service != nil && len(j.together(w, c)) > 1
 }
 
-// readBefore returns the record of a controller as farms could read it when the transaction was carried out, nil where
-// they could not.
+// readBefore returns nil if farms could not read the record.
 func (w *Write) readBefore(id string) *controller {
 	k := w.before(prefix + "rcs/" + id)
 	if k != k.believed() {
@@ -59,8 +55,7 @@ func (w *Write) readBefore(id string) *controller {
 	return k.controller()
 }
 
-// said returns the minimum and the bound that the revisions say, zero for none: of several the stricter one holds, and
-// those that are deleted have no say.
+// said returns the strictest minimum and bound in the revisions' records. Deleted ones do not count.
 func (j *judgement) said(w *Write, c *controller) (least, most int) {
 	for _, id := range j.together(w, c) {
 		r := w.readBefore(id)
@@ -75,9 +70,8 @@ func (j *judgement) said(w *Write, c *controller) (least, most int) {
 	return least, most
 }
 
-// asked returns how many pods the revisions ask for together, and how many of these that do not stand by, while that
-// bounds the service: no rollout is in charge of the controller, so that nobody brings minimum and bound to other
-// counts.
+// asked returns how many pods all revisions desire, and how many of these are no standbys. While no rollout is in
+// charge, these numbers limit the minimum and the bound, because no step adjusts minimum and bound to new counts.
 func (j *judgement) asked(w *Write, c *controller) (all, serving int, bounds bool) {
 	if w.inCharge(c.ID) {
 		return 0, 0, false
@@ -98,7 +92,6 @@ func (j *judgement) asked(w *Write, c *controller) (all, serving int, bounds boo
 	return all, serving, true
 }
 
-// least returns the minimum of a controller's service, which follows the counts down.
 func (j *judgement) least(w *Write, c *controller) int {
 	least, _ := j.said(w, c)
 	if _, serving, bounds := j.asked(w, c); bounds {
@@ -107,7 +100,6 @@ func (j *judgement) least(w *Write, c *controller) int {
 	return least
 }
 
-// most returns the bound of a controller's service, which follows the counts up.
 func (j *judgement) most(w *Write, c *controller) int {
 	_, most := j.said(w, c)
 	if all, _, bounds := j.asked(w, c); bounds {
@@ -116,8 +108,8 @@ func (j *judgement) most(w *Write, c *controller) int {
 	return most
 }
 
-// limit returns the minimum that is in force for a controller. A transaction depends on the records of all revisions,
-// so that it is that of the very moment.
+// limit returns the minimum in force for a controller. The transaction depends on all revisions' records, so no older
+// state counts.
 func (j *judgement) limit(w *Write, c *controller) limit {
 	if j.inService(w, c) {
 		return limit{rcs: j.together(w, c), least: j.least(w, c), service: true}
@@ -129,7 +121,6 @@ func (j *judgement) limit(w *Write, c *controller) limit {
 	return own
 }
 
-// withinBound judges that nothing is added beyond what all revisions of the service may have together.
 func (j *judgement) withinBound(w *Write, rc *controller) {
 	j.looked(ruleBound)
 	if n, most := j.placedTogether(w, rc), j.most(w, rc); n > most {
@@ -138,20 +129,18 @@ func (j *judgement) withinBound(w *Write, rc *controller) {
 	}
 }
 
-// The rules about a service as a whole.
 const (
 	ruleServiceMinimum = "service below its minimum"
 	ruleServiceBound   = "service above its bound"
 )
 
-// What checks of services are counted under.
 const (
 	ruleBound = "P6 bound of a service"
 	ruleStep  = "P1 step of a rollout"
 )
 
-// placedTogether counts the copies of all revisions that may run, those that stop included, also where only the preparer is away. Those on
-// lost machines do not count, nor those whose stop their nodes have confirmed.
+// placedTogether counts all revisions' copies that may run, also stopping ones and those on unmanaged nodes, but none
+// on lost machines.
 func (j *judgement) placedTogether(w *Write, rc *controller) int {
 	n := 0
 	for _, id := range j.together(w, rc) {
@@ -162,7 +151,6 @@ func (j *judgement) placedTogether(w *Write, rc *controller) int {
 	return n
 }
 
-// mayRun returns how many copies of a pod count against the bound of its service.
 func (j *judgement) mayRun(w *Write, p *placement) int {
 	away := func(node string, marked bool) bool {
 		return w.state.lost(node, marked) || j.recently(w, j.away.gone[node])
@@ -171,7 +159,8 @@ func (j *judgement) mayRun(w *Write, p *placement) int {
 		return w.state.get(realityKey(node, p.id())).reality().stopped(revision)
 	}
 	n := 0
-	if !away(p.Node, p.LostSince != nil) && (p.RunState == running || p.RunState == stopped && !hasStopped(p.Node, p.Revision)) {
+	if !away(p.Node, p.LostSince != nil) &&
+		(p.RunState == running || p.RunState == stopped && !hasStopped(p.Node, p.Revision)) {
 		n++
 	}
 	for _, g := range p.Ghosts {

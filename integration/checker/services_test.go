@@ -8,8 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// newService is a world whose controllers c and d may be revisions of one service, and p one that runs before the
-// second.
+// newService is a world whose c and d can become revisions of one service, and p the controller of the second's
+// pre_deploy.
 func newService(t *testing.T) *world {
 	t.Helper()
 	return newWorldOf(t, map[string]string{
@@ -18,8 +18,8 @@ func newService(t *testing.T) *world {
 	})
 }
 
-// beside makes c and d revisions of one service. Unless the case says otherwise, a rollout is in charge of c, and the
-// pod of d is on n2, where it is available.
+// beside makes c and d revisions of one service. By default a rollout is in charge of c, and d's pod on n2 is
+// available.
 func (w *world) beside(ofC fields, of, pod, reality fields) {
 	service := fields{"name": "web"}
 	update(service, of)
@@ -53,10 +53,10 @@ func (w *world) beside(ofC fields, of, pod, reality fields) {
 	}
 }
 
-// asOther is what a case says of c where d says something else of their service.
+// asOther is a key in the fields of c. Its value is the service of d, in place of the default.
 const asOther = "other"
 
-// asRollout is what a case says of c where the record of its rollout is another one; nil: there is none.
+// asRollout is a key in the fields of c. Its value is the rollout, in place of the default; nil means none.
 const asRollout = "rollout"
 
 func update(f, more fields) { maps.Copy(f, more) }
@@ -66,32 +66,29 @@ func with(f, more fields) fields {
 	return f
 }
 
-// loses has n2's machine fail.
 func (w *world) loses() {
 	w.command(typeSession, fields{"Op": "destroy", "Session": fields{"ID": "s-n2"}})
 	w.command(typeRegister, fields{"Node": "n2", "Check": fields{"CheckID": "serfHealth", "Status": critical}})
 }
 
-// returns has it come back, without a preparer.
+// returns makes n2's machine work again, without a preparer.
 func (w *world) returns() {
 	w.command(typeRegister, fields{"Node": "n2", "Check": fields{"CheckID": "serfHealth", "Status": "passing"}})
-	w.txn() // something happens
+	w.txn() // an entry of the log, so that the checker sees the machine back
 }
 
-// rewritesOther has d's record say something else.
 func (w *world) rewritesOther(value any) { w.txn(kv("set", "rcs/d", value)) }
 
 func (w *world) removes() { w.txn(kv("delete", "rcs/d", nil)) }
 
 func (w *world) runsBefore() { w.txn(kv("set", "rcs/p", with(controllerOf(1, 1), fields{"id": "p"}))) }
 
-// rewrites gives the pod of c another manifest in place.
 func (w *world) rewrites(more fields) {
 	p := with(placed("n1", running, 20), more)
 	w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod))...)
 }
 
-// The minimum of a service counts over all of its revisions.
+// A service's minimum applies to all of its revisions together.
 func TestMinimumOfAService(t *testing.T) {
 	t.Parallel()
 	const rule, own = "P6 service below its minimum", "P6 below the minimum"
@@ -119,36 +116,57 @@ func TestMinimumOfAService(t *testing.T) {
 		act                   func(w *world)
 		rule                  string
 	}{
-		"another one is left":               {of: fields{"min": 1}, act: stops},
-		"it is not available":               {of: fields{"min": 1}, reality: fields{"available": false}, act: stops, rule: rule},
-		"two are needed":                    {of: fields{"min": 2}, act: stops, rule: rule},
-		"none is needed":                    {of: fields{}, reality: fields{"available": false}, act: stops},
-		"it is to stand by":                 {of: fields{"min": 1}, pod: fields{"standby": true}, act: stops, rule: rule},
-		"it stands by":                      {of: fields{"min": 1}, reality: fields{"standby": true}, act: stops, rule: rule},
-		"it has another manifest":           {of: fields{"min": 1}, reality: fields{"digest": "d0"}, act: stops, rule: rule},
-		"it stops":                          {of: fields{"min": 1}, pod: fields{"run_state": stopped}, act: stops, rule: rule},
-		"its machine was lost a moment ago": {of: fields{"min": 1}, before: (*world).loses, late: heardLate - time.Second, act: stops},
-		"its machine is lost":               {of: fields{"min": 1}, before: (*world).loses, late: heardLate + time.Second, act: stops, rule: rule},
-		"upgraded in place":                 {ofC: one, of: fields{"min": 2}, act: upgrades, rule: rule},
-		"out of its name":                   {ofC: one, of: fields{"min": 2}, act: func(w *world) { w.rewrites(fields{"standby": true}) }, rule: rule},
-		"into its name":                     {ofC: one, of: fields{"min": 2}, act: func(w *world) { w.rewrites(fields{}) }},
-		"one is asked for":                  {ofC: released, of: fields{"min": 2}, act: stops},
+		"another one is left":     {of: fields{"min": 1}, act: stops},
+		"it is not available":     {of: fields{"min": 1}, reality: fields{"available": false}, act: stops, rule: rule},
+		"two are needed":          {of: fields{"min": 2}, act: stops, rule: rule},
+		"none is needed":          {of: fields{}, reality: fields{"available": false}, act: stops},
+		"it is to stand by":       {of: fields{"min": 1}, pod: fields{"standby": true}, act: stops, rule: rule},
+		"it stands by":            {of: fields{"min": 1}, reality: fields{"standby": true}, act: stops, rule: rule},
+		"it has another manifest": {of: fields{"min": 1}, reality: fields{"digest": "d0"}, act: stops, rule: rule},
+		"it stops":                {of: fields{"min": 1}, pod: fields{"run_state": stopped}, act: stops, rule: rule},
+		"its machine was lost a moment ago": {
+			of: fields{"min": 1}, before: (*world).loses,
+			late: heardLate - time.Second, act: stops,
+		},
+		"its machine is lost": {
+			of: fields{"min": 1}, before: (*world).loses,
+			late: heardLate + time.Second, act: stops, rule: rule,
+		},
+		"upgraded in place": {ofC: one, of: fields{"min": 2}, act: upgrades, rule: rule},
+		"out of its name": {
+			ofC: one, of: fields{"min": 2},
+			act: func(w *world) { w.rewrites(fields{"standby": true}) }, rule: rule,
+		},
+		"into its name": {ofC: one, of: fields{"min": 2}, act: func(w *world) {
+			w.rewrites(fields{})
+		}},
+		"one is asked for": {ofC: released, of: fields{"min": 2}, act: stops},
 		"one is asked for that stands by": {
-			ofC: fields{asRollout: nil, asOther: fields{"name": "web", "min": 2, "standby": true}}, of: fields{"min": 2},
+			ofC: fields{asRollout: nil, asOther: fields{"name": "web", "min": 2, "standby": true}},
+			of:  fields{"min": 2},
 			pod: fields{"standby": true}, reality: fields{"standby": true}, act: stops,
 		},
 		"one is asked for, one is rolled": {ofC: ofOther, of: fields{"min": 2}, act: stops},
 		"one is asked for, rolled unread": {ofC: fields{asRollout: "x"}, of: fields{"min": 2}, act: stops, rule: rule},
 		"one is asked for, runs before":   {ofC: before, of: fields{"min": 2}, act: stops, rule: rule},
-		"two are asked for":               {ofC: with(maps.Clone(one), released), of: fields{"min": 2}, act: stops, rule: rule},
-		"none is asked for":               {ofC: released, of: fields{"min": 2}, reality: fields{"available": false}, before: func(w *world) { w.rewritesOther(deleted) }, act: stops},
+		"two are asked for": {
+			ofC: with(maps.Clone(one), released),
+			of:  fields{"min": 2}, act: stops, rule: rule,
+		},
+		"none is asked for": {
+			ofC: released, of: fields{"min": 2}, reality: fields{"available": false},
+			before: func(w *world) { w.rewritesOther(deleted) }, act: stops,
+		},
 		"both go at once":                 {of: fields{"min": 1}, act: stopsBoth, rule: rule},
 		"both go at once, none is needed": {of: fields{}, act: stopsBoth},
 		"what is asked for is spoilt": {
 			ofC: released, of: fields{"min": 2},
 			before: func(w *world) { w.rewritesOther(HostileMark) }, act: stops, rule: rule,
 		},
-		"nobody knows what is asked for": {ofC: released, of: fields{"min": 2}, before: func(w *world) { w.rewritesOther("x") }, act: stops, rule: rule},
+		"nobody knows what is asked for": {
+			ofC: released, of: fields{"min": 2},
+			before: func(w *world) { w.rewritesOther("x") }, act: stops, rule: rule,
+		},
 		"alone": {
 			ofC: one, of: fields{"min": 0}, before: (*world).removes, act: upgrades,
 			rule: own,
@@ -197,7 +215,7 @@ func TestMinimumOfAService(t *testing.T) {
 	}
 }
 
-// The bound of a service counts over all of its revisions. The pod that is added is the third.
+// A service's bound applies to all of its revisions together. The added pod is the third.
 func TestBoundOfAService(t *testing.T) {
 	t.Parallel()
 	const rule, own = "P6 service above its bound", "P6 above the surge"
@@ -217,19 +235,37 @@ func TestBoundOfAService(t *testing.T) {
 		act                   func(w *world)
 		rule                  string
 	}{
-		"three may be":                     {ofC: two, of: fields{"max": 3}, act: adds},
-		"two may be":                       {ofC: two, of: fields{"max": 2}, act: adds, rule: rule},
-		"one of them is asked to stop":     {ofC: two, of: fields{"max": 2}, pod: fields{"run_state": stopped}, act: adds, rule: rule},
-		"one of them has stopped":          {ofC: two, of: fields{"max": 2}, pod: fields{"run_state": stopped}, reality: fields{"state": stopped}, act: adds},
-		"one of them leaves a copy behind": {ofC: two, of: fields{"max": 3}, pod: fields{"ghosts": []fields{{"node": "n1", "revision": 40}}}, act: adds, rule: rule},
-		"one of them is lost":              {ofC: two, of: fields{"max": 2}, before: (*world).loses, act: adds},
-		"it was lost a moment ago":         {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate - time.Second, act: adds},
-		"it was lost once":                 {ofC: two, of: fields{"max": 2}, before: lostOnce, late: heardLate + time.Second, act: adds, rule: rule},
+		"three may be": {ofC: two, of: fields{"max": 3}, act: adds},
+		"two may be":   {ofC: two, of: fields{"max": 2}, act: adds, rule: rule},
+		"one of them is asked to stop": {
+			ofC: two, of: fields{"max": 2},
+			pod: fields{"run_state": stopped}, act: adds, rule: rule,
+		},
+		"one of them has stopped": {
+			ofC: two, of: fields{"max": 2}, pod: fields{"run_state": stopped},
+			reality: fields{"state": stopped}, act: adds,
+		},
+		"one of them leaves a copy behind": {
+			ofC: two, of: fields{"max": 3},
+			pod: fields{"ghosts": []fields{{"node": "n1", "revision": 40}}}, act: adds, rule: rule,
+		},
+		"one of them is lost": {ofC: two, of: fields{"max": 2}, before: (*world).loses, act: adds},
+		"it was lost a moment ago": {
+			ofC: two, of: fields{"max": 2}, before: lostOnce,
+			late: heardLate - time.Second, act: adds,
+		},
+		"it was lost once": {
+			ofC: two, of: fields{"max": 2}, before: lostOnce,
+			late: heardLate + time.Second, act: adds, rule: rule,
+		},
 		"three are asked for": {
 			ofC: with(maps.Clone(two), fields{asRollout: nil, "max_surge": 0}),
 			of:  fields{"max": 2}, act: adds,
 		},
-		"two are asked for, and one more": {ofC: fields{asRollout: nil, "max_surge": 2}, of: fields{"max": 2}, act: adds},
+		"two are asked for, and one more": {
+			ofC: fields{asRollout: nil, "max_surge": 2}, of: fields{"max": 2},
+			act: adds,
+		},
 		"two are asked for": {
 			ofC: fields{asRollout: nil, "max_surge": 1}, of: fields{"max": 2}, act: adds,
 			rule: rule,
@@ -254,9 +290,14 @@ func TestBoundOfAService(t *testing.T) {
 			ofC: with(maps.Clone(two), fields{asOther: fields{"name": "web"}}),
 			of:  fields{"max": 2}, act: adds, rule: rule,
 		},
-		"it is replaced, no preparer":  {ofC: two, of: fields{"max": 1}, before: (*world).dies, act: moves(fields{"node": "n1", "lost": true})},
+		"it is replaced, no preparer": {
+			ofC: two, of: fields{"max": 1}, before: (*world).dies,
+			act: moves(fields{"node": "n1", "lost": true}),
+		},
 		"it moves, its preparer lives": {ofC: two, of: fields{"max": 1}, act: moves(fields{"node": "n1"}), rule: rule},
-		"what is found":                {ofC: two, of: fields{"max": 2}, act: func(w *world) { w.rewrites(fields{"adopted_at_generation": 2}) }},
+		"what is found": {ofC: two, of: fields{"max": 2}, act: func(w *world) {
+			w.rewrites(fields{"adopted_at_generation": 2})
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -277,7 +318,7 @@ func TestBoundOfAService(t *testing.T) {
 	}
 }
 
-// Pods beyond the limit of an upgrade in place get the manifest that was there before, and no other.
+// Pods beyond the limit of an upgrade in place get the manifest from before the upgrade.
 func TestPlacedBeyondTheLimitInPlace(t *testing.T) {
 	t.Parallel()
 	const rule = "P2 superseded manifest"
@@ -292,8 +333,8 @@ func TestPlacedBeyondTheLimitInPlace(t *testing.T) {
 	}
 }
 
-// A copy that is found running with a manifest that nobody asks for gets a placement that stops it.
-func TestWhatIsFoundIsStoppedWithItsOwnManifest(t *testing.T) {
+// A copy that is found running with a manifest that no role has gets a placement that stops it.
+func TestAFoundCopyIsStoppedWithItsOwnManifest(t *testing.T) {
 	t.Parallel()
 	const rule = "P2 superseded manifest"
 	for state, want := range map[string]bool{running: true, "stopped": false} {
@@ -312,7 +353,10 @@ func TestPlacedWithAnotherRolesManifest(t *testing.T) {
 	const rule = "P2 superseded manifest"
 	for digest, want := range map[string]bool{"g1": false, "g0": false, "d1": true, "d0": true} {
 		w := newWorld(t)
-		w.change(2, 2, fields{"group_manifests": fields{"main": "g1"}, "in_place": fields{"from": "d0", "from_groups": fields{"main": "g0"}, "limit": 1}})
+		w.change(2, 2, fields{
+			"group_manifests": fields{"main": "g1"},
+			"in_place":        fields{"from": "d0", "from_groups": fields{"main": "g0"}, "limit": 1},
+		})
 		p := with(placed("n2", running, 30), fields{"index": 1, "digest": digest})
 		w.txn(w.fenced(kv("cas", "pods/c/main.1", p))...)
 		if found := w.verdict().Count(); (found[rule] > 0) != want {

@@ -2,10 +2,9 @@ package checker
 
 import "bytes"
 
-// A run overwrites a record with what nobody can read, and mends it some time later. Until then the rules judge by the version before; see
+// A run spoils a record, and repairs it later. Until then the rules use the version before the unreadable value; see
 // HostileMark.
 
-// believed returns the version of a key that the rules judge by.
 func (k *Key) believed() *Key {
 	if k != nil && k.hostile() {
 		return k.trusted
@@ -13,7 +12,7 @@ func (k *Key) believed() *Key {
 	return k
 }
 
-// byRun reports whether the run itself made the change: it spoilt the record, or mended it.
+// byRun reports whether the run itself spoilt or repaired the record.
 func (c Change) byRun() bool {
 	before, after := c.Before.believed(), c.After.believed()
 	if before == c.Before && after == c.After {
@@ -22,7 +21,7 @@ func (c Change) byRun() bool {
 	return before == after || before != nil && after != nil && bytes.Equal(before.Value, after.Value)
 }
 
-// frozen judges that pods stay as they are while their controller's record cannot be read.
+// frozen: pods do not change while their controller's record cannot be read.
 func (j *judgement) frozen(w *Write, id string) {
 	if record := w.before(prefix + "rcs/" + id); record.believed() == record {
 		return
@@ -35,12 +34,13 @@ func (j *judgement) frozen(w *Write, id string) {
 	}
 }
 
-// repeats reports whether a status says that its controller cannot be worked on, or has no owner. It has the generation
-// of the status before, because what is added is not computed from the controller's record.
+// repeats reports whether a status only says that its controller is unreadable, or has no owner. Such a status keeps
+// the generation before it, because it is not computed from the controller.
 func (c *Change) repeats() bool {
 	before, after := c.Before.status(), c.After.status()
 	if after == nil || !after.is("Unreadable") && (!after.is("Unclaimed") || after.Owner != "") {
 		return false
 	}
-	return before == nil && after.ObservedGeneration == 0 || before != nil && after.ObservedGeneration == before.ObservedGeneration
+	return before == nil && after.ObservedGeneration == 0 ||
+		before != nil && after.ObservedGeneration == before.ObservedGeneration
 }

@@ -2,15 +2,17 @@ package checker
 
 import "testing"
 
-// spoils overwrites a record with what nobody can read.
 func (w *world) spoils(key string) uint64 { return w.txn(kv("set", key, HostileMark)) }
 
-// What the run spoils and mends is no farm's doing, and a farm may say that it cannot read it.
+// No farm is to blame for records that the run spoils and repairs, and a farm may write that it cannot read them.
 func TestSpoiltRecords(t *testing.T) {
 	t.Parallel()
 	unreadable := func(generation int) Op {
 		conditions := []fields{{"type": "Unreadable", "true": true}}
-		return kv("set", "status/c", fields{"rc_id": "c", "observed_generation": generation, "owner": "f1", "conditions": conditions})
+		return kv("set", "status/c", fields{
+			"rc_id": "c", "observed_generation": generation,
+			"owner": "f1", "conditions": conditions,
+		})
 	}
 	const frozen, generation = "P2 changed while its record cannot be read", "P2 superseded generation"
 	for name, tt := range map[string]struct {
@@ -54,7 +56,6 @@ func TestSpoiltRecords(t *testing.T) {
 	}
 }
 
-// stopsAsAsked has the controller ask for no pods, and its owner stop the one that runs.
 func (w *world) stopsAsAsked() {
 	w.rc = w.txn(kv("set", rcKey, controllerOf(2, 0)))
 	w.stop(20)

@@ -8,27 +8,26 @@ import (
 	"strings"
 )
 
-// Key is one version of a key. It is never changed once it exists.
+// Key is one version of a key. It never changes.
 type Key struct {
 	Name      string
 	Value     []byte
 	Flags     uint64
 	Index     uint64 // modify index
 	LockIndex uint64
-	Session   string // that holds it
+	Session   string // the session that holds the key
 
 	record  any  // decoded on first use; see records.go
-	trusted *Key // of a key that a hostile node wrote: the version before; nil: there was none
+	trusted *Key // if a hostile node wrote this version: the version before; nil: there was none
 }
 
-// HostileMark is in every value that a run writes as a hostile node, or to spoil a record. No reader may believe such a value. The
-// checker therefore judges by the version before.
+// HostileMark is in every value that a run writes as a hostile node, or to spoil a record. No reader may accept it, so
+// the checker uses the version before.
 const HostileMark = "written-by-a-hostile-node"
 
-// hostile reports whether the run wrote the value so that no reader believes it.
 func (k *Key) hostile() bool { return bytes.Contains(k.Value, []byte(HostileMark)) }
 
-// Change is what one command did to one key; nil means that the key does not exist.
+// Change is one command's effect on a key; nil: the key does not exist.
 type Change struct {
 	Key           string
 	Before, After *Key
@@ -40,16 +39,16 @@ type Write struct {
 	At      int64 // unix nanoseconds
 	Ops     []Op  // of a transaction
 	Changes []Change
-	state   *state // after it
+	state   *state // after the command
 }
 
-// state is what Consul's servers hold after a prefix of the log.
+// state is what Consul's servers hold.
 type state struct {
 	groups   map[string]map[string]*Key // by the part of the name up to the first slash below the prefix
 	sessions map[string]session
 	checks   map[checkName]check
 	nodes    map[string]bool
-	undo     []Change // of the command at work, latest last
+	undo     []Change // changes of the command that is being carried out, latest last
 }
 
 func newState() *state {
@@ -68,7 +67,7 @@ func (s *state) clone() *state {
 	return c
 }
 
-// group returns which group a key belongs to, such as "pods".
+// group returns a key's group, such as "pods".
 func group(key string) string {
 	rest, ours := strings.CutPrefix(key, prefix)
 	if !ours {
@@ -102,7 +101,6 @@ func (s *state) raw(key string, k *Key) {
 	s.groups[g][key] = k
 }
 
-// apply carries one entry out.
 func (s *state) apply(e *Entry) (*Write, error) {
 	w := &Write{Index: e.Index, At: e.At, state: s}
 	s.undo = nil
@@ -164,7 +162,6 @@ func (s *state) rollback() {
 	s.undo = nil
 }
 
-// merge joins changes of one key into one.
 func merge(changes []Change) []Change {
 	at := map[string]int{}
 	var out []Change
@@ -179,7 +176,7 @@ func merge(changes []Change) []Change {
 	return out
 }
 
-// op carries one operation out and reports whether Consul would have accepted it.
+// op reports whether Consul would accept the operation.
 func (s *state) op(op *Op, index uint64) bool {
 	d := &op.DirEnt
 	now := s.get(d.Key)
@@ -227,9 +224,10 @@ func (s *state) set(d *dirEntry, now *Key, index uint64) {
 	s.write(d, now, owner, d.LockIndex, index)
 }
 
-// write stores a version, unless it is the one that is there.
+// write leaves a key that has the same value, flags and session already.
 func (s *state) write(d *dirEntry, now *Key, owner string, lockIndex, index uint64) {
-	if now != nil && now.LockIndex == lockIndex && now.Flags == d.Flags && bytes.Equal(now.Value, d.Value) && now.Session == owner {
+	if now != nil && now.LockIndex == lockIndex && now.Flags == d.Flags &&
+		bytes.Equal(now.Value, d.Value) && now.Session == owner {
 		return
 	}
 	k := &Key{Name: d.Key, Value: d.Value, Flags: d.Flags, Index: index, LockIndex: lockIndex, Session: owner}

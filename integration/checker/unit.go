@@ -8,23 +8,21 @@ import (
 
 const keyLocks = prefix + "locks/"
 
-// lockOf returns the key of the lock under which a controller is written: that of its unit (docs/adr/0029-units.md).
+// lockOf returns the lock of a controller's unit (docs/design/units.md).
 func lockOf(rcID string) string { return keyLocks + rc.UnitOf(rcID) }
 
-// lockedUnit returns the unit whose controllers a lock protects, or should: the lock of a single revision counts for its unit, too.
+// lockedUnit counts the lock of a single revision for its unit.
 func lockedUnit(key string) (unit string, isLock bool) {
 	id, isLock := strings.CutPrefix(key, keyLocks)
 	return rc.UnitOf(id), isLock
 }
 
-// forgetWriter notes that a unit may have another owner from now on.
 func (j *judgement) forgetWriter(c *Change) {
 	if unit, isLock := lockedUnit(c.Key); isLock && c.Before.holds() != c.After.holds() {
 		delete(j.writers, unit)
 	}
 }
 
-// holds returns the session that holds a lock; "" where none does.
 func (k *Key) holds() string {
 	if k == nil {
 		return ""
@@ -32,9 +30,8 @@ func (k *Key) holds() string {
 	return k.Session
 }
 
-// oneWriter is P1 for a unit as a whole: one session writes the placements, intents and statuses of all its
-// controllers, and the steps of its rollout, until a lock of the unit changes hands. It looks at what each write says
-// that it depends on, whoever holds which lock.
+// oneWriter judges P1 for a unit: one session writes the placements, intents and statuses of all its controllers, and
+// its rollout's steps, until a lock changes hands. It judges by the writes' conditions, not by who holds which lock.
 func (j *judgement) oneWriter(w *Write) {
 	written := w.stepped()
 	for id := range w.owned() {
@@ -48,7 +45,9 @@ func (j *judgement) oneWriter(w *Write) {
 		j.looked("P1 one writer")
 		now := w.Ops[i].DirEnt.Session
 		if before, known := j.writers[unit]; known && before != now {
-			j.violated("P1", ruleTwoWriters, w.Index, "%s of unit %s was written under session %.8s, and under %.8s before; its lock has not changed hands since",
+			j.violated("P1", ruleTwoWriters, w.Index,
+				"%s of unit %s was written under session %.8s, and under %.8s before; "+
+					"its lock has not changed hands since",
 				w.summary(), unit, now, before)
 		}
 		j.writers[unit] = now

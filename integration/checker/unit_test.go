@@ -11,25 +11,24 @@ const (
 	another = "01bx5zzkbkactav9wevgemmvrz"
 )
 
-// begins makes the record of a controller, and returns the condition that it is as it was.
+// begins writes a controller's record, and returns the condition that it is unchanged.
 func (w *world) begins(id string) Op {
 	record := with(controllerOf(1, 1), fields{"id": id, "name": "of-" + id})
 	return kv("check-index", "rcs/"+id, nil).at(w.txn(kv("set", "rcs/"+id, record)))
 }
 
-// takes has a farm take a lock, and returns the conditions of its fence.
+// takes returns the conditions of the farm's fence.
 func (w *world) takes(lock, farm string) []Op {
 	at := w.txn(kv("lock", "locks/"+lock, fields{"farm": farm}).by("s-" + farm))
 	return []Op{kv("check-session", "locks/"+lock, nil).by("s-" + farm), kv("check-index", "locks/"+lock, nil).at(at)}
 }
 
-// tells writes an intent of a controller under conditions.
 func (w *world) tells(id string, revision int64, under ...Op) {
 	in := with(told(running, revision), fields{"rc_id": id})
 	w.txn(append(under, kv("set", "intent/n2/"+id+"/main.0", in))...)
 }
 
-// One session under the unit's lock writes both revisions.
+// One session under the unit's lock may write both revisions.
 func TestOneOwnerWritesAUnit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -45,7 +44,7 @@ func TestOneOwnerWritesAUnit(t *testing.T) {
 	w.expect("")
 }
 
-// Each revision has a lock and an owner of its own: that is found, whoever holds what.
+// Two revisions of one unit must not have different locks and owners.
 func TestTwoOwnersOfAUnitAreFound(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -55,7 +54,10 @@ func TestTwoOwnersOfAUnitAreFound(t *testing.T) {
 	w.tells(one, 20, append(fenceOne, ofOne)...)
 	w.tells(two, 20, append(fenceTwo, ofTwo)...)
 	found := w.promises()
-	for rule, want := range map[string]int{"P1 unit written under two sessions": 1, "P1 lock not held by a farm": 2, "P1 without a fence": 2} {
+	for rule, want := range map[string]int{
+		"P1 unit written under two sessions": 1,
+		"P1 lock not held by a farm":         2, "P1 without a fence": 2,
+	} {
 		if found[rule] != want {
 			t.Errorf("found %v, want %d of %q", found, want, rule)
 		}

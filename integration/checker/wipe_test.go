@@ -5,9 +5,13 @@ import (
 	"time"
 )
 
-// wiped deletes everything under the running pod and writes the controller back. f1 has its lock again, and the nodes have spoken.
+// wiped deletes everything while the pod runs, and writes the controller back. f1 has its lock again, and the nodes
+// have spoken.
 func (w *world) wiped() {
-	w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": "passing"}})
+	w.command(typeRegister, fields{
+		"Node":  "n1",
+		"Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": "passing"},
+	})
 	call := w.now()
 	w.txn(kv("delete-tree", "", nil))
 	w.schema = w.txn(kv("set", "schema", fields{"nonce": "n1"}))
@@ -15,29 +19,35 @@ func (w *world) wiped() {
 	w.add(Event{Kind: EventWipe, Call: call, At: w.now()})
 	w.lock = w.txn(kv("lock", lockKey, fields{"farm": "f1"}).by("s-f1"))
 	for _, name := range []string{"n1", "n2"} {
-		w.txn(kv("lock", "nodes/0/"+name, fields{"name": name, "capacity": fields{"slots": 2}, "nonce": "n1", "consul_node": name}).by("s-" + name))
+		w.txn(kv("lock", "nodes/0/"+name, fields{
+			"name": name, "capacity": fields{"slots": 2}, "nonce": "n1",
+			"consul_node": name,
+		}).by("s-" + name))
 	}
 	w.breaker = w.txn(kv("set", "breaker", fields{}))
 }
 
-// belled gives the controller its bell.
 func (w *world) belled() { w.txn(kv("set", "bells/0/c", "1")) }
 
-// adopts takes note of the pod where it runs.
 func (w *world) adopts() {
 	p := placed("n1", running, 10)
 	p["adopted_at_generation"] = 1
-	w.pod = w.txn(w.fenced(kv("cas", podKey, p), kv("set", intentN1, told(running, 10)), kv("cas", "reservations/n1", holding("c/main.0")))...)
+	w.pod = w.txn(w.fenced(kv("cas", podKey, p), kv("set", intentN1, told(running, 10)),
+		kv("cas", "reservations/n1", holding("c/main.0")))...)
 	w.txn(kv("set", realityN1, did("ready", 10, true)))
 }
 
 func TestAfterAWipe(t *testing.T) {
 	t.Parallel()
-	const notAdopted, again, stop = "R1 not adopted after a wipe", "R1 placed although it ran before a wipe", "P4 stopped after a wipe"
+	const notAdopted, again, stop = "R1 not adopted after a wipe",
+		"R1 placed although it ran before a wipe", "P4 stopped after a wipe"
 	const late = AdoptedWithin + 100*time.Millisecond
 	const unbelled = BelledWithin + 100*time.Millisecond
 	machine := func(w *world, status string) {
-		w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": status}})
+		w.command(typeRegister, fields{
+			"Node":  "n1",
+			"Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": status},
+		})
 	}
 	for name, c := range map[string]struct {
 		then func(w *world)
@@ -112,7 +122,8 @@ func TestAfterAWipe(t *testing.T) {
 		}, ""},
 		"placed elsewhere while its preparer is away": {func(w *world) {
 			machine(w, critical)
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)), kv("cas", "reservations/n2", holding("c/main.0")))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)),
+				kv("cas", "reservations/n2", holding("c/main.0")))...)
 			w.late += heardWithin
 			w.txn(kv("set", "names/later", "later"))
 		}, ""},
@@ -122,10 +133,12 @@ func TestAfterAWipe(t *testing.T) {
 			w.adopts()
 		}, ""},
 		"placed elsewhere": {func(w *world) {
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)), kv("cas", "reservations/n2", holding("c/main.0")))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n2", running, 30)),
+				kv("cas", "reservations/n2", holding("c/main.0")))...)
 		}, again},
 		"placed anew": {func(w *world) {
-			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n1", running, 30)), kv("cas", "reservations/n1", holding("c/main.0")))...)
+			w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, placed("n1", running, 30)),
+				kv("cas", "reservations/n1", holding("c/main.0")))...)
 		}, again},
 		"stopped": {func(w *world) { w.adopts(); w.ran(stopped, 20) }, stop},
 		"stopped after a change": {func(w *world) {
@@ -151,7 +164,8 @@ func TestAfterAWipe(t *testing.T) {
 			if name == "it was moving" {
 				p := placed("n2", running, 20)
 				p["ghosts"] = []fields{{"node": "n1", "revision": 0}}
-				w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod), kv("cas", "reservations/n2", holding("c/main.0")))...)
+				w.txn(w.fenced(kv("check-index", "schema", nil).at(w.schema), kv("cas", podKey, p).at(w.pod),
+					kv("cas", "reservations/n2", holding("c/main.0")))...)
 			}
 			w.wiped()
 			c.then(w)
@@ -164,18 +178,20 @@ func TestAfterAWipe(t *testing.T) {
 				}
 			}
 			if r.Wipes != 1 || name == "adopted" && (r.Checked[ruleAdopted] != 1 || r.AdoptedAfter <= 0) {
-				t.Errorf("%d wipes, %d adoptions judged, the last after %s", r.Wipes, r.Checked[ruleAdopted], r.AdoptedAfter)
+				t.Errorf("%d wipes, %d adoptions judged, the last after %s", r.Wipes,
+					r.Checked[ruleAdopted], r.AdoptedAfter)
 			}
 		})
 	}
 }
 
-// A controller may be deleted after a wipe before the node is heard that runs its pod: then that is an orphan, which its node reports.
+// After a wipe a controller may be deleted before its pod's node reports. The pod is then an orphan, which its node
+// must list.
 func TestOrphansOfAWipe(t *testing.T) {
 	t.Parallel()
 	const runs, silent = "final runs without a placement", "P4 orphan not reported"
 	for name, c := range map[string]struct {
-		away     time.Duration // of its preparer, from the wipe on
+		away     time.Duration // how long its preparer is away, from the wipe on
 		reported bool
 		rule     string
 	}{
@@ -189,7 +205,10 @@ func TestOrphansOfAWipe(t *testing.T) {
 			w := newWorld(t)
 			w.wiped()
 			machine := func(status string) {
-				w.command(typeRegister, fields{"Node": "n1", "Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": status}})
+				w.command(typeRegister, fields{
+					"Node":  "n1",
+					"Check": fields{"CheckID": "rcfarm-preparer-n1-1-ttl", "Status": status},
+				})
 			}
 			if c.away > 0 {
 				machine(critical)
@@ -200,7 +219,10 @@ func TestOrphansOfAWipe(t *testing.T) {
 			w.txn(kv("delete", rcKey, nil))
 			if c.reported {
 				orphan := fields{"rc_id": "c", "role": "main", "index": 0}
-				w.txn(kv("set", "nodes/0/n1", fields{"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n1", "consul_node": "n1", "orphans": []fields{orphan}}))
+				w.txn(kv("set", "nodes/0/n1", fields{
+					"name": "n1", "capacity": fields{"slots": 2}, "nonce": "n1",
+					"consul_node": "n1", "orphans": []fields{orphan},
+				}))
 			}
 			w.ends(10)
 			found := w.verdict().Count()
@@ -213,8 +235,8 @@ func TestOrphansOfAWipe(t *testing.T) {
 	}
 }
 
-// Only what the run says that it deletes is an operator's mistake, and only all of it in a command of its own.
-func TestWhoWipes(t *testing.T) {
+// A deletion is an operator's mistake only if the run announced it, and one command deletes everything.
+func TestOnlyAnAnnouncedWipeIsAMistake(t *testing.T) {
 	t.Parallel()
 	const rule = "P5 given up while it runs"
 	for name, c := range map[string]struct {
@@ -223,10 +245,15 @@ func TestWhoWipes(t *testing.T) {
 		want  int
 		more  []Op
 	}{
-		"an operator":             {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "", 0, nil},
-		"nobody":                  {nil, "", 1, nil},
-		"somebody before it":      {func(call, _ int64) Event { return Event{Kind: EventWipe, Call: call - 10, At: call - 1} }, "", 1, nil},
-		"an operator, part of it": {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "pods/", 1, nil},
+		"an operator": {func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "", 0, nil},
+		"nobody":      {nil, "", 1, nil},
+		"somebody before it": {func(call, _ int64) Event {
+			return Event{Kind: EventWipe, Call: call - 10, At: call - 1}
+		}, "", 1, nil},
+		"an operator, part of it": {
+			func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} },
+			"pods/", 1, nil,
+		},
 		"an operator, on a condition": {
 			func(call, at int64) Event { return Event{Kind: EventWipe, Call: call, At: at} }, "", 0,
 			[]Op{kv("check-index", "schema", nil).at(newWorld(t).schema)},

@@ -1,6 +1,6 @@
 package checker
 
-// What the commands of Consul's Raft log look like, as far as the replay needs it. The first byte of a command is its type.
+// The commands of Consul's Raft log that the replay needs, by their first byte.
 const (
 	typeRegister   = 0
 	typeDeregister = 1
@@ -10,7 +10,6 @@ const (
 	ignorable      = 128 // flag: older servers may ignore the command
 )
 
-// raftCommand is the kind of Raft entry that carries a command.
 const raftCommand = 0
 
 type dirEntry struct {

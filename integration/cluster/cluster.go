@@ -1,5 +1,4 @@
-// Package cluster holds what the demo and the end-to-end scenarios share: the sample artifact and its document, small HTTP
-// and process helpers, waiting for conditions.
+// Package cluster has what the demo and the end-to-end scenarios share.
 package cluster
 
 import (
@@ -22,7 +21,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/app"
 )
 
-// Root returns the directory that holds go.mod, looking upwards from the working directory.
+// Root returns the directory with go.mod, at or above the working directory.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -62,16 +61,16 @@ func HelloArtifact(root string) (Artifact, error) {
 type Hello struct {
 	Name         string
 	Replicas     int
-	Port         int // zero: a dynamic one
+	Port         int // zero: a dynamic port
 	Selector     string
 	Env          map[string]string
 	MinAvailable *int
 	NodeLoss     string // such as "{after: 1s}"
 	Disconnect   string // such as "{stop_after: 5s}"
-	// HealthTimeout is how long a health check may take; two seconds when zero. On a busy machine they may be too few.
+	// HealthTimeout is how long a health check may take; zero: two seconds.
 	HealthTimeout time.Duration
 	RestartAfter  string // as in the manifest; empty: never
-	MinReady      string // as in the manifest; "0s" when empty, so that nobody waits for it
+	MinReady      string // as in the manifest; empty: "0s", so that nothing waits for it
 	Artifact      Artifact
 }
 
@@ -126,7 +125,7 @@ node_selector: %q
 	return spec
 }
 
-// ReadState reads what a development cluster says about itself.
+// ReadState reads the record of a development cluster.
 func ReadState(dir string) (app.DevState, error) {
 	var s app.DevState
 	data, err := os.ReadFile(filepath.Join(dir, "cluster.json"))
@@ -136,7 +135,7 @@ func ReadState(dir string) (app.DevState, error) {
 	return s, err
 }
 
-// Until asks for a condition every 20 ms until it holds or ctx ends; the error says what was still missing.
+// Until checks a condition every 20 ms until it holds or ctx ends.
 func Until(ctx context.Context, condition func() error) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
@@ -182,7 +181,7 @@ func Kill(pid string, sig syscall.Signal) error {
 	return syscall.Kill(n, sig)
 }
 
-// FirstLine reads until a line starts with the prefix, sends it, and goes on reading so that the writer never blocks.
+// FirstLine sends the first line with the prefix to found. It reads on, so that the writer never blocks.
 func FirstLine(r io.Reader, prefix string, found chan<- string) {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
@@ -195,7 +194,7 @@ func FirstLine(r io.Reader, prefix string, found chan<- string) {
 	}
 }
 
-// ProcessesUnder returns the processes whose command line or working directory names something below dir, as text.
+// ProcessesUnder describes the processes whose command line or working directory names something below dir.
 func ProcessesUnder(dir string) ([]string, error) {
 	procs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

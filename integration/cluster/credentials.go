@@ -18,8 +18,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 )
 
-// Credentials are what farms and rcctl open the APIs of nodes with: a directory with a token for each node, and the certificate that vouches
-// for the certificates of all nodes.
+// Credentials are a token for each node, and the certificate that signs the certificates of all nodes. Farms and rcctl
+// use the nodes' APIs with them.
 type Credentials struct {
 	dir string
 	ca  *x509.Certificate
@@ -32,13 +32,16 @@ type Credentials struct {
 // NodeFiles are what the API of one node needs.
 type NodeFiles struct{ Token, Cert, Key string }
 
-// NewCredentials makes them in a directory, which it makes, too.
+// NewCredentials makes credentials in a directory, which it creates.
 func NewCredentials(dir string) (*Credentials, error) {
 	c := &Credentials{dir: dir, made: map[string]NodeFiles{}}
 	if err := os.MkdirAll(c.tokens(), 0o700); err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{Subject: pkix.Name{CommonName: "nodes"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "nodes"}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
 	der, key, err := certify(template, nil, nil)
 	if err != nil {
 		return nil, err
@@ -53,12 +56,12 @@ func NewCredentials(dir string) (*Credentials, error) {
 func (c *Credentials) tokens() string { return filepath.Join(c.dir, "tokens") }
 func (c *Credentials) roots() string  { return filepath.Join(c.dir, "ca.pem") }
 
-// Flags are those of a farm, or of rcctl, that opens the nodes.
+// Flags returns the flags with which farms and rcctl may use the nodes' APIs.
 func (c *Credentials) Flags() []string {
 	return []string{"--node-token-dir", c.tokens(), "--node-ca", c.roots()}
 }
 
-// Client returns a client of a node's API, whose address its record says.
+// Client returns a client of the API at the address in a node's record.
 func (c *Credentials) Client(node, api string) (*nodeapi.Client, error) {
 	target, err := nodeapi.ParseTarget(api)
 	if err != nil {
@@ -75,14 +78,17 @@ func (c *Credentials) Client(node, api string) (*nodeapi.Client, error) {
 	return nodeapi.NewClient(node, target, token, roots), nil
 }
 
-// Of returns the token of a node, and a certificate with its name. It makes them when it is asked first.
+// Of returns the token of a node, and a certificate with its name.
 func (c *Credentials) Of(node string) (NodeFiles, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f, made := c.made[node]; made {
 		return f, nil
 	}
-	f := NodeFiles{Token: filepath.Join(c.tokens(), node), Cert: filepath.Join(c.dir, node+".pem"), Key: filepath.Join(c.dir, node+".key")}
+	f := NodeFiles{
+		Token: filepath.Join(c.tokens(), node), Cert: filepath.Join(c.dir, node+".pem"),
+		Key: filepath.Join(c.dir, node+".key"),
+	}
 	der, key, err := certify(&x509.Certificate{DNSNames: []string{node}}, c.ca, c.key)
 	if err != nil {
 		return f, err
@@ -101,7 +107,7 @@ func (c *Credentials) Of(node string) (NodeFiles, error) {
 	return f, err
 }
 
-// certify makes a key, and a certificate for it that a parent has signed; without a parent it signs itself.
+// certify makes a key and its certificate. Without a parent, the certificate signs itself.
 func certify(template, parent *x509.Certificate, by *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

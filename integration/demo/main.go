@@ -1,6 +1,5 @@
-// Command demo is the main job of rcfarm from one end to the other, on a development cluster of this machine: deploy,
-// scale, crash a pod, a preparer and a farm, scale to zero, delete. `make demo` runs it. It says what each step took, and
-// which one failed.
+// Command demo shows the main job of rcfarm from end to end on a development cluster, and prints how long each step
+// took.
 package main
 
 import (
@@ -22,7 +21,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// stepLimit is how long one step may take.
 const stepLimit = 30 * time.Second
 
 func main() {
@@ -34,12 +32,11 @@ func main() {
 	}
 }
 
-// demo is the cluster and what is known about its pods.
 type demo struct {
 	bin, dir string
 	dev      *exec.Cmd
 	ended    chan error
-	addr     string // Consul's
+	addr     string // address of Consul
 	artifact cluster.Artifact
 	pids     map[string]string // of the pods, by address
 }
@@ -98,7 +95,9 @@ func (d *demo) steps() []step {
 		{"deploy 3 replicas (rcctl apply --wait)", func(ctx context.Context) (string, error) {
 			return d.rcctl(ctx, d.spec(3), "apply", "-f", "-", "--wait")
 		}},
-		{"3 are passing in Consul's own health API", func(ctx context.Context) (string, error) { return d.passing(ctx, 3) }},
+		{"3 are passing in Consul's own health API", func(ctx context.Context) (string, error) {
+			return d.passing(ctx, 3)
+		}},
 		{"fetch each over HTTP", d.fetchAll},
 		{"scale to 5", func(ctx context.Context) (string, error) {
 			if note, err := d.rcctl(ctx, "", "rc", "scale", "hello", "5"); err != nil {
@@ -145,7 +144,6 @@ func (d *demo) start(ctx context.Context) (string, error) {
 	return "CONSUL_HTTP_ADDR=" + d.addr + "\n", err
 }
 
-// stop does what Ctrl-C does, and proves that no process is left.
 func (d *demo) stop() error {
 	state, err := cluster.ReadState(d.dir)
 	if err != nil {
@@ -178,11 +176,15 @@ func (d *demo) stop() error {
 }
 
 func (d *demo) spec(replicas int) string {
-	return cluster.HelloSpec(cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Artifact: d.artifact, Env: map[string]string{"HELLO_VERSION": "1"}})
+	return cluster.HelloSpec(cluster.Hello{
+		Name: "hello", Replicas: replicas, Port: 8080, Artifact: d.artifact,
+		Env: map[string]string{"HELLO_VERSION": "1"},
+	})
 }
 
 func (d *demo) rcctl(ctx context.Context, stdin string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(d.bin, "rcctl"), append([]string{"--consul-addr", d.addr}, args...)...)
+	cmd := exec.CommandContext(ctx, filepath.Join(d.bin, "rcctl"),
+		append([]string{"--consul-addr", d.addr}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -203,7 +205,6 @@ func (d *demo) passing(ctx context.Context, n int) (string, error) {
 	return "", err
 }
 
-// instances asks Consul for the addresses of the passing instances.
 func (d *demo) instances(ctx context.Context) ([]string, error) {
 	var entries []struct {
 		Service struct {
@@ -226,7 +227,6 @@ func (d *demo) instances(ctx context.Context) ([]string, error) {
 	return addrs, nil
 }
 
-// fetchAll gets a page from each passing instance, and remembers the pids that they tell.
 func (d *demo) fetchAll(ctx context.Context) (string, error) {
 	addrs, err := d.instances(ctx)
 	if err != nil {
@@ -245,7 +245,6 @@ func (d *demo) fetchAll(ctx context.Context) (string, error) {
 	return note, nil
 }
 
-// pidIn finds the pid in a page of the sample program.
 func pidIn(page string) string {
 	_, rest, _ := strings.Cut(page, "pid ")
 	pid, _, _ := strings.Cut(rest, ",")
@@ -278,7 +277,6 @@ func (d *demo) killPod(ctx context.Context) (string, error) {
 	return fmt.Sprintf("pid %s -> %s\n", before, d.pids[victim]), err
 }
 
-// kill kills a daemon with SIGKILL and waits until rcctl dev has started it again.
 func (d *demo) kill(ctx context.Context, name string) (string, error) {
 	state, err := cluster.ReadState(d.dir)
 	if err != nil {
@@ -310,7 +308,7 @@ func (d *demo) killPreparer(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// It has its node's lock again when rcctl shows the node alive under another incarnation.
+	// The preparer has its node's lock again when rcctl shows the node alive under another incarnation.
 	if err := d.nodeAlive(ctx, "n1"); err != nil {
 		return "", err
 	}

@@ -13,8 +13,8 @@ import (
 
 const managementToken = "5d9b1a3e-6d0c-4b60-9a5f-3f1f6c1b0a01"
 
-// blindToken: the farm's, then a preparer's token loses read permission. Nothing is stopped or moved, both say why, and
-// both go on when they get it back.
+// blindToken: first the farm's token and then a preparer's token lose the permission to read. Nothing is stopped or
+// moved. Both daemons report the reason, and continue their work when their tokens have the permission again.
 func blindToken(e *env) {
 	e.startConsul(fmt.Sprintf(`{"acl": {"enabled": true, "default_policy": "deny",
 		"tokens": {"initial_management": %q, "agent": %q}}}`, managementToken, managementToken))
@@ -35,7 +35,7 @@ func blindToken(e *env) {
 	id := e.rcID("hello")
 	processes, placed := e.processes(), e.placements(id)
 
-	// The farm. A reason to look, and to stop one of two: it cannot see it.
+	// It should stop one of two pods, but it cannot read the controller's new record.
 	e.aclPolicy(farmPolicy, "farm", blind+rest)
 	e.rcctl("", "rc", "scale", "hello", "1")
 	e.saysBlind("f1")
@@ -50,9 +50,10 @@ func blindToken(e *env) {
 	e.within(limit, func() error { return e.converged(id, 2) })
 	e.sameProcesses(processes, "after the farm can see again")
 
-	// A preparer. Consul answers a query that waits already with the rights of its start; a new marker value ends it.
+	// A waiting query keeps the rights that it had when it was sent. A new value of the marker key ends it.
 	e.aclPolicy(nodePolicy, "node", blind+rest)
-	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(e.store.Keys().Intents.Below("n1"), []byte("wake"))}); err != nil {
+	if _, err := e.client.Commit(e.t.Context(),
+		[]consul.Op{consul.Set(e.store.Keys().Intents.Below("n1"), []byte("wake"))}); err != nil {
 		e.t.Fatal(err)
 	}
 	e.saysBlind("n1")
@@ -77,7 +78,6 @@ func blindToken(e *env) {
 	e.oneCopyEach()
 }
 
-// saysBlind waits until a daemon's log says that its token may not read.
 func (e *env) saysBlind(daemon string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -88,7 +88,6 @@ func (e *env) saysBlind(daemon string) {
 	})
 }
 
-// aclToken makes a policy and a token with it.
 func (e *env) aclToken(name, rules string) (policyID, token string) {
 	e.t.Helper()
 	policyID = e.aclPolicy("", name, rules)
@@ -97,17 +96,16 @@ func (e *env) aclToken(name, rules string) (policyID, token string) {
 	return policyID, made.SecretID
 }
 
-// tokenFile puts a token into a file, as whoever changes it would: whole.
 func (e *env) tokenFile(name, token string) string {
 	e.t.Helper()
 	file := filepath.Join(e.dir, name+".token")
-	if err := errors.Join(os.WriteFile(file+".new", []byte(token+"\n"), 0o600), os.Rename(file+".new", file)); err != nil {
+	if err := errors.Join(os.WriteFile(file+".new", []byte(token+"\n"), 0o600),
+		os.Rename(file+".new", file)); err != nil {
 		e.t.Fatal(err)
 	}
 	return file
 }
 
-// aclPolicy makes a policy, or with an id changes it.
 func (e *env) aclPolicy(id, name, rules string) string {
 	e.t.Helper()
 	path := "/v1/acl/policy"

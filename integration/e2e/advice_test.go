@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// adviceWorks: a new version that no node takes is refused whichever strategy is given, with what is in the way, and
-// nothing is written. Where a strategy helps, it is named, and deployed as printed it works.
+// adviceWorks: if no node can take a new version, rcctl refuses the version with every strategy, prints the obstacle,
+// and writes nothing. If a strategy helps, rcctl prints it, and a deployment with that strategy works.
 func adviceWorks(e *env) {
 	e.site(2, 1)
 	const port = 8080
@@ -19,9 +19,11 @@ func adviceWorks(e *env) {
 
 	taken := w
 	taken.version, taken.port = "2", port
-	e.noStrategyHelps(e.document(taken), "port 8080 is held by other on n1, n2", "no strategy helps: free the port, or use another one")
+	e.noStrategyHelps(e.document(taken), "port 8080 is held by other on n1, n2",
+		"no strategy helps: free the port, or use another one")
 	nowhere := strings.Replace(e.document(w), `node_selector: ""`, `node_selector: "zone=none"`, 1)
-	e.noStrategyHelps(nowhere, `the node_selector "zone=none" matches none of 2 nodes`, "no strategy helps: change it, or label nodes")
+	e.noStrategyHelps(nowhere, `the node_selector "zone=none" matches none of 2 nodes`,
+		"no strategy helps: change it, or label nodes")
 
 	other.Replicas = 0
 	e.applied(other)
@@ -39,8 +41,6 @@ func adviceWorks(e *env) {
 	}
 }
 
-// noStrategyHelps plans and deploys a document with each strategy. Each time it is refused with these texts, and
-// nothing is written.
 func (e *env) noStrategyHelps(document string, says ...string) {
 	e.t.Helper()
 	history, before := e.rcctl("", "history", "web", "-o", "json"), e.processes()
@@ -53,7 +53,8 @@ func (e *env) noStrategyHelps(document string, says ...string) {
 			out, err := e.tryRcctl(document, append(command, flags...)...)
 			for _, text := range append([]string{"exit status 4", "no-room"}, says...) {
 				if err == nil || !strings.Contains(err.Error(), text) {
-					e.t.Errorf("rcctl %s with strategy %q does not say %q: %v\n%s", command[0], strategy, text, err, out)
+					e.t.Errorf("rcctl %s with strategy %q does not say %q: %v\n%s",
+						command[0], strategy, text, err, out)
 				}
 			}
 		}

@@ -13,17 +13,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// pager is a receiver of alerts, which does what the scenario wants.
 type pager struct {
 	*httptest.Server
 	mu     sync.Mutex
 	answer func(http.ResponseWriter)
 	asked  int             // since the answer was changed
-	took   []alert.Message // with a status of 2xx
-	lost   int             // followed a redirect
+	took   []alert.Message // messages that were answered with a status of 2xx
+	lost   int             // requests that followed a redirect
 }
 
-// newPager starts one.
 func newPager(e *env) *pager {
 	p := &pager{}
 	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -49,14 +47,13 @@ func newPager(e *env) *pager {
 	return p
 }
 
-// answers sets what it does from now on; nil: it takes what comes.
+// answers sets how the receiver answers; nil: it accepts every message.
 func (p *pager) answers(answer func(http.ResponseWriter)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer, p.asked = answer, 0
 }
 
-// wasAsked returns an error until it was asked so often.
 func (p *pager) wasAsked(n int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +63,7 @@ func (p *pager) wasAsked(n int) error {
 	return nil
 }
 
-// has returns an error until it took a message about a kind of incident with this status.
+// has returns an error until such a message was accepted, and then the incident's key.
 func (p *pager) has(kind rc.ConditionType, status string) (key string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,9 +74,9 @@ func (p *pager) has(kind rc.ConditionType, status string) (key string, err error
 	return p.took[i].Key, nil
 }
 
-// alertWebhook: a receiver of alerts fails, hangs, redirects and is cut off; looks go on, and nothing counts as told. A
-// farm that is killed after the receiver took an alert, and before that is stored, tells it again with the same key.
-// Its end is told, too.
+// alertWebhook: a receiver of alerts fails, hangs, redirects and is cut off. Meanwhile the farm continues its looks,
+// and no alert counts as sent. A farm is killed after the receiver has accepted an alert, and before the farm has
+// stored that. The restarted farm sends the alert again with the same key, and later sends the end of the incident.
 func alertWebhook(e *env) {
 	e.startConsul("")
 	p := newPager(e)
@@ -90,7 +87,9 @@ func alertWebhook(e *env) {
 	e.apply(e.hello(1, nil)) // there is no node
 	id := e.rcID("hello")
 	untold := func(st *rc.Status) bool {
-		return slices.ContainsFunc(st.Incidents, func(i rc.Incident) bool { return i.Type == rc.InsufficientNodes && i.AlertedAt == nil })
+		return slices.ContainsFunc(st.Incidents, func(i rc.Incident) bool {
+			return i.Type == rc.InsufficientNodes && i.AlertedAt == nil
+		})
 	}
 	e.within(limit, func() error { return p.wasAsked(2) })
 	e.statusIs(id, untold)
@@ -102,7 +101,7 @@ func alertWebhook(e *env) {
 	e.within(limit, func() error { return p.wasAsked(1) })
 	e.rcctl("", "rc", "scale", "hello", "2")
 	e.statusIs(id, func(st *rc.Status) bool { return st.Desired == 2 && untold(st) })
-	e.within(limit, func() error { return p.wasAsked(2) }) // the first was given up
+	e.within(limit, func() error { return p.wasAsked(2) }) // the farm gave up the first request
 
 	p.answers(func(w http.ResponseWriter) {
 		w.Header().Set("Location", "/elsewhere")
@@ -117,12 +116,12 @@ func alertWebhook(e *env) {
 	})
 	e.within(limit, func() error { return p.wasAsked(1) })
 	e.statusIs(id, untold)
-	if _, metrics, err := f1.asked("/metrics"); err != nil || !strings.Contains(metrics, "rcfarm_farm_alerts_pending 1\n") ||
+	if _, metrics, err := f1.asked("/metrics"); err != nil ||
+		!strings.Contains(metrics, "rcfarm_farm_alerts_pending 1\n") ||
 		!strings.Contains(metrics, `rcfarm_farm_alert_deliveries_total{outcome="delivered"} 0`) {
 		e.t.Errorf("%v, metrics\n%s", err, metrics)
 	}
 
-	// It takes one, and the farm dies before it hears of that.
 	killed := make(chan struct{})
 	p.answers(func(http.ResponseWriter) {
 		f1.kill()
@@ -154,7 +153,7 @@ func alertWebhook(e *env) {
 	if p.lost > 0 {
 		e.t.Errorf("a redirect was followed %d times", p.lost)
 	}
-	if text := f1.logText(); strings.Contains(text, "s3cret") || strings.Count(text, "does not take alerts") != 1 {
+	if text := f1.logText(); strings.Contains(text, "s3cret") || strings.Count(text, "does not accept alerts") != 1 {
 		e.t.Errorf("the log says the secret, or complains more than once:\n%s", text)
 	}
 }

@@ -21,13 +21,12 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// files is an https server of artifacts, some of which it does not manage to serve.
 type files struct {
 	*httptest.Server
 	content sync.Map // bytes by path; a node may fetch while a file is added
 }
 
-// serveFiles starts the server; trust is the value of SSL_CERT_FILE that makes a program trust it.
+// serveFiles starts the server; trust is an SSL_CERT_FILE for programs that are to trust it.
 func (e *env) serveFiles() (f *files, trust string) {
 	e.t.Helper()
 	f = &files{}
@@ -38,7 +37,7 @@ func (e *env) serveFiles() (f *files, trust string) {
 		case data == nil:
 			http.NotFound(w, r)
 		case strings.HasPrefix(r.URL.Path, "/slow"):
-			_, _ = w.Write(data[:1000]) // whoever left does not matter
+			_, _ = w.Write(data[:1000]) // a client that has left does not matter
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		case strings.HasPrefix(r.URL.Path, "/truncated"):
@@ -56,20 +55,19 @@ func (e *env) serveFiles() (f *files, trust string) {
 	f.StartTLS()
 	e.t.Cleanup(f.Close)
 	trust = filepath.Join(e.dir, "server.pem")
-	if err := os.WriteFile(trust, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.Certificate().Raw}), 0o600); err != nil {
+	if err := os.WriteFile(trust, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.Certificate().Raw}),
+		0o600); err != nil {
 		e.t.Fatal(err)
 	}
 	return f, trust
 }
 
-// add serves a file and returns how a manifest names it.
 func (f *files) add(path string, data []byte) cluster.Artifact {
 	f.content.Store(path, data)
 	sum := sha256.Sum256(data)
 	return cluster.Artifact{URL: f.URL + path, SHA256: hex.EncodeToString(sum[:])}
 }
 
-// packWith makes an archive of a launch script and one more entry.
 func (e *env) packWith(entry tar.Header) []byte {
 	e.t.Helper()
 	var buf bytes.Buffer
@@ -92,8 +90,8 @@ func (e *env) packWith(entry tar.Header) []byte {
 	return buf.Bytes()
 }
 
-// badArtifacts: whatever is wrong with the artifact of a new version, the old one keeps running, and the reason stands in
-// rcctl pods.
+// badArtifacts: if the artifact of a new version is bad, the old version continues to run, and rcctl pods shows the
+// reason.
 func badArtifacts(e *env) {
 	e.startConsul("")
 	server, trust := e.serveFiles()
@@ -114,23 +112,42 @@ func badArtifacts(e *env) {
 
 	mismatch := server.add("/mismatch.tar.gz", e.packWith(tar.Header{Typeflag: tar.TypeReg, Name: "x", Mode: 0o644}))
 	mismatch.SHA256 = strings.Repeat("0", 64)
-	unreachable := cluster.Artifact{URL: "https://" + e.address(250) + ":1/a.tar.gz", SHA256: h.Artifact.SHA256[1:] + "0"}
+	unreachable := cluster.Artifact{
+		URL:    "https://" + e.address(250) + ":1/a.tar.gz",
+		SHA256: h.Artifact.SHA256[1:] + "0",
+	}
 	missing := cluster.Artifact{URL: server.URL + "/none.tar.gz", SHA256: strings.Repeat("1", 64)}
 	bad := func(name string, entry tar.Header) cluster.Artifact {
 		return server.add("/"+name+".tar.gz", e.packWith(entry))
 	}
-	other := append([]byte{}, e.packWith(tar.Header{Typeflag: tar.TypeReg, Name: "noise", Mode: 0o644, Size: 1 << 20})...)
+	other := append([]byte{},
+		e.packWith(tar.Header{Typeflag: tar.TypeReg, Name: "noise", Mode: 0o644, Size: 1 << 20})...)
 	tests := []struct {
 		name     string
 		artifact cluster.Artifact
 		want     []string
 	}{
 		{"digest mismatch", mismatch, []string{"expected " + mismatch.SHA256, "the fetched file has another digest"}},
-		{"path escape", bad("path", tar.Header{Typeflag: tar.TypeReg, Name: "../../evil", Mode: 0o644}), []string{`entry "../../evil": leaves the archive`}},
-		{"link escape", bad("link", tar.Header{Typeflag: tar.TypeSymlink, Name: "etc", Linkname: "/etc"}), []string{`entry "etc": symbolic link to the absolute path "/etc"`}},
-		{"device", bad("device", tar.Header{Typeflag: tar.TypeBlock, Name: "sda", Mode: 0o644, Devmajor: 8}), []string{`entry "sda": is a block device`}},
-		{"setuid", bad("setuid", tar.Header{Typeflag: tar.TypeReg, Name: "su", Mode: 0o4755}), []string{`entry "su": mode 4755 has setuid`}},
-		{"bomb", bad("bomb", tar.Header{Typeflag: tar.TypeReg, Name: "zeros", Mode: 0o644, Size: 64 << 20}), []string{`entry "zeros": with its 67108864 bytes`, "allowed: at most 33554432 bytes unpacked"}},
+		{
+			"path escape", bad("path", tar.Header{Typeflag: tar.TypeReg, Name: "../../evil", Mode: 0o644}),
+			[]string{`entry "../../evil": leaves the archive`},
+		},
+		{
+			"link escape", bad("link", tar.Header{Typeflag: tar.TypeSymlink, Name: "etc", Linkname: "/etc"}),
+			[]string{`entry "etc": symbolic link to the absolute path "/etc"`},
+		},
+		{
+			"device", bad("device", tar.Header{Typeflag: tar.TypeBlock, Name: "sda", Mode: 0o644, Devmajor: 8}),
+			[]string{`entry "sda": is a block device`},
+		},
+		{
+			"setuid", bad("setuid", tar.Header{Typeflag: tar.TypeReg, Name: "su", Mode: 0o4755}),
+			[]string{`entry "su": mode 4755 has setuid`},
+		},
+		{
+			"bomb", bad("bomb", tar.Header{Typeflag: tar.TypeReg, Name: "zeros", Mode: 0o644, Size: 64 << 20}),
+			[]string{`entry "zeros": with its 67108864 bytes`, "allowed: at most 33554432 bytes unpacked"},
+		},
 		{"no program", func() cluster.Artifact {
 			var buf bytes.Buffer
 			zw := gzip.NewWriter(&buf)
@@ -141,9 +158,18 @@ func badArtifacts(e *env) {
 		}(), []string{"bin/launch: no such file or directory"}},
 		{"not there", missing, []string{"404 Not Found"}},
 		{"unreachable", unreachable, []string{"connection refused", "gave up after 5 tries"}},
-		{"broken server", server.add("/broken.tar.gz", append(other, 1)), []string{"502 Bad Gateway", "gave up after 5 tries"}},
-		{"truncated", server.add("/truncated.tar.gz", append(other, 2)), []string{"unexpected EOF", "gave up after 5 tries"}},
-		{"slow server", server.add("/slow.tar.gz", append(other, 3)), []string{"the server is too slow", "gave up after 5 tries"}},
+		{
+			"broken server", server.add("/broken.tar.gz", append(other, 1)),
+			[]string{"502 Bad Gateway", "gave up after 5 tries"},
+		},
+		{
+			"truncated", server.add("/truncated.tar.gz", append(other, 2)),
+			[]string{"unexpected EOF", "gave up after 5 tries"},
+		},
+		{
+			"slow server", server.add("/slow.tar.gz", append(other, 3)),
+			[]string{"the server is too slow", "gave up after 5 tries"},
+		},
 	}
 	for _, tt := range tests {
 		h.Artifact = tt.artifact
@@ -160,7 +186,6 @@ func badArtifacts(e *env) {
 		e.sameProcesses(running, tt.name)
 	}
 
-	// The file was replaced by the right one: what was refused is tried again.
 	h.Artifact = mismatch
 	h.Artifact.SHA256 = server.add("/mismatch.tar.gz", append(bytes.Clone(good), 0)[:len(good)]).SHA256
 	h.Env = map[string]string{"VERSION": "2"}

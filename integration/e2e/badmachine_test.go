@@ -9,9 +9,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// badMachine: a machine on which a program ends at once keeps no replica of it, whichever way it came, and fails no
-// deployment. Being empty it would be the first choice for each further replica, and is the last one as long as others
-// work. A version that works nowhere is tried on a second node and fails as before.
+// badMachine: on one machine a program ends at once. After a deployment or a scaling, no replica of the program is left
+// on this machine, and no deployment fails because of the machine. The machine is empty, so it would be the first
+// choice for each further replica. While other nodes work, it is the last choice. A version that works on no node is
+// tried on a second node, and then its deployment fails.
 func badMachine(e *env) {
 	e.site(3, 1)
 	w := web{replicas: 3, version: "1", update: "step: 1, stage_timeout: 1h"}
@@ -30,7 +31,10 @@ func badMachine(e *env) {
 	if now := e.triedElsewhere(); now != tried {
 		e.t.Errorf("%d pods began on n1 that came later", now-tried)
 	}
-	e.mustSay([]string{"it never became available there, and is tried on another node", "it never became available on n1"}, "audit", "--node", "n1")
+	e.mustSay([]string{
+		"it never became available there, and is tried on another node",
+		"it never became available on n1",
+	}, "audit", "--node", "n1")
 
 	w.version, w.env = "4", map[string]string{"HELLO_FAIL": "1"}
 	e.fails(w, "again and again")
@@ -46,7 +50,6 @@ func badMachine(e *env) {
 	e.oneCopyEach()
 }
 
-// triedElsewhere returns how many pods of the service began on a node where they never became available.
 func (e *env) triedElsewhere() (n int) {
 	for _, p := range e.placements(e.newest()) {
 		if p.Value.Tried() != nil {
@@ -56,7 +59,6 @@ func (e *env) triedElsewhere() (n int) {
 	return n
 }
 
-// newest returns the id of the newest revision of the service that has pods.
 func (e *env) newest() (id string) {
 	recs, corrupt, err := e.store.RCs.List(e.t.Context(), store.Consistent, "")
 	if err != nil || len(corrupt) > 0 {
@@ -71,7 +73,6 @@ func (e *env) newest() (id string) {
 	return id
 }
 
-// leavesOut waits until the service has so many pods that are available, none of them on a node.
 func (e *env) leavesOut(nodeName string, pods int) {
 	e.t.Helper()
 	e.within(limit, func() error {

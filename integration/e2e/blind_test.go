@@ -14,22 +14,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// This takes 21 minutes, most of which nothing happens in, so it runs on its own and only where it is asked for: `make
-// blind`.
+// This scenario takes 22 minutes, so only `make blind` runs it.
 func init() { scenarios = map[string]func(*env){"blind-farm": blindFarm} }
 
-// How long daemons do not look at Consul, and when Consul has forgotten what was deleted at first: it keeps deletions
-// for 15 minutes.
+// Consul keeps deletions for 15 minutes.
 const (
 	stoppedFor = 17 * time.Minute
 	cutFor     = 20 * time.Minute
 )
 
 // blindFarm: a farm is stopped, and another farm and a preparer are without Consul, until Consul has forgotten what was
-// deleted meanwhile. The records are fewer then, and the index of their keys is lower than the last one that these
-// daemons saw. Nothing is taken for a store that went back in time.
+// deleted meanwhile. Then Consul has fewer records, and returns a lower index for their keys than the last index that
+// these daemons saw. No daemon may conclude from this that the store went back in time.
 func blindFarm(e *env) {
-	e.startConsul(`{"limits": {"http_max_conns_per_client": 1000}}`) // all of it is on one machine
+	e.startConsul(`{"limits": {"http_max_conns_per_client": 1000}}`) // all daemons are on one machine
 	farmsConsul, nodesConsul := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
 	stopped := e.farm("f1", "")
 	cut := e.farm("f2", farmsConsul.addr)
@@ -40,7 +38,8 @@ func blindFarm(e *env) {
 	e.applied(e.hello(3, nil))
 	e.deployed(web{replicas: 2, version: "1"})
 	last := e.hello(2, nil)
-	last.Name, last.Port, last.Selector = "last", 8090, "rack in (a,b)" // not on the node that cannot confirm that its pods have stopped
+	// not on n3, which cannot confirm that its pods have stopped
+	last.Name, last.Port, last.Selector = "last", 8090, "rack in (a,b)"
 	e.applied(last)
 	schema, err := e.store.EnsureSchema(e.t.Context())
 	if err != nil {
@@ -56,7 +55,8 @@ func blindFarm(e *env) {
 	deleted := e.index("rcs/", 0)
 	e.within(cutFor, func() error {
 		if index := e.index("rcs/", deleted); index >= seen {
-			return fmt.Errorf("the index of rcs/ is %d, not below %d: Consul has not forgotten the deletion", index, seen)
+			return fmt.Errorf("the index of rcs/ is %d, not below %d: Consul has not forgotten the deletion", index,
+				seen)
 		}
 		return nil
 	})
@@ -107,8 +107,8 @@ func blindFarm(e *env) {
 	}
 }
 
-// index returns the index of all keys below a part of the prefix, which it waits ten seconds for if it still is the
-// other one.
+// index returns the index of all keys below a part of the prefix. While it is equal to other, index waits up to ten
+// seconds.
 func (e *env) index(part string, other int) int {
 	e.t.Helper()
 	url := fmt.Sprintf("http://%s/v1/kv/%s%s?keys&wait=10s&index=%d", e.consul.Addr, store.DefaultPrefix, part, other)

@@ -18,24 +18,24 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// served is service.drain of what is called without pause. It leaves a busy machine time between finding a pod and calling it.
+// served is service.drain, long enough for a busy machine to find a pod and then to call it.
 const served = 2 * time.Second
 
-// servedSpec returns the document of a controller whose pods serve on for that long after they have left their name.
 func servedSpec(h cluster.Hello) string {
-	return strings.Replace(cluster.HelloSpec(h), "  health:\n", fmt.Sprintf("  service: {drain: %s}\n  health:\n", served), 1)
+	return strings.Replace(cluster.HelloSpec(h), "  health:\n",
+		fmt.Sprintf("  service: {drain: %s}\n  health:\n", served), 1)
 }
 
-// caller asks Consul where a service passes and calls one of its pods, again and again without pause. Every other time it takes what it
-// found up to half of served ago, as those do whose resolver remembers.
+// caller asks Consul which pods of a service pass, and calls one, without pause. For every second call it uses an
+// earlier answer, like a caching resolver, at most half of served old.
 type caller struct {
 	e       *env
 	service string
 	stop    context.CancelFunc
 	ended   chan struct{}
 	lookup  http.Client // keeps its connection
-	call    http.Client // makes a new one each time
-	found   finding     // remembered
+	call    http.Client // makes a new connection each time
+	found   finding     // the remembered answer
 
 	mu       sync.Mutex
 	calls    int
@@ -43,7 +43,6 @@ type caller struct {
 	versions map[string]int // how many answers each version gave
 }
 
-// callService begins to call a service, and returns once it has answered.
 func (e *env) callService(name string) *caller {
 	e.t.Helper()
 	ctx, cancel := context.WithCancel(e.t.Context())
@@ -69,7 +68,6 @@ func (c *caller) halt() {
 	c.lookup.CloseIdleConnections()
 }
 
-// end stops calling, and fails the scenario if any call has failed.
 func (c *caller) end() {
 	c.e.t.Helper()
 	c.halt()
@@ -79,14 +77,12 @@ func (c *caller) end() {
 	c.e.t.Logf("%d calls of %s, answered by versions %v", c.calls, c.service, c.versions)
 }
 
-// answers returns how many answers each version has given.
 func (c *caller) answers() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.versions)
 }
 
-// awaitVersion waits until a version has given another answer.
 func (c *caller) awaitVersion(version string) {
 	c.e.t.Helper()
 	before := c.answers()[version]
@@ -116,7 +112,6 @@ func (c *caller) run(ctx context.Context) {
 	}
 }
 
-// finding is where a service passes, and since when that is known.
 type finding struct {
 	at   time.Time
 	pods []struct {
@@ -139,7 +134,6 @@ func (c *caller) find(ctx context.Context) (f finding, err error) {
 	return f, err
 }
 
-// once calls the nth pod of those that it found.
 func (c *caller) once(ctx context.Context, n int) (version string, err error) {
 	found := c.found
 	if n%2 == 0 || time.Since(found.at) > served/2 {
@@ -154,7 +148,7 @@ func (c *caller) once(ctx context.Context, n int) (version string, err error) {
 	answer, err := c.get(ctx, &c.call, "http://"+net.JoinHostPort(at.Address, strconv.Itoa(at.Port))+"/")
 	switch late := time.Since(found.at); {
 	case errors.Is(err, syscall.ECONNREFUSED) && late > served:
-		return "late", nil // nobody promises that the pod is still there
+		return "late", nil // a pod need not be there for longer
 	case err != nil:
 		return "", fmt.Errorf("%s after it was found: %w", late, err)
 	}
@@ -179,8 +173,7 @@ func (c *caller) get(ctx context.Context, client *http.Client, url string) (stri
 	return string(body), err
 }
 
-// drained: whoever finds a service in Consul and calls it without pause sees no failed call while its pods are replaced, moved away
-// and fewer.
+// drained: no call of a client that finds a service in Consul fails while the pods are replaced, moved and scaled down.
 func drained(e *env) {
 	e.startConsul("")
 	for n := range 2 {

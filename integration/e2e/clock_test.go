@@ -14,12 +14,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// This sets the clock of the machine, so it runs on its own and only where it is asked for: `make faults`.
+// This scenario sets the machine's clock, so only `make faults` runs it.
 func init() { scenarios = map[string]func(*env){"clock-step": clockStep} }
 
-// clockStep: the clock of the machine, which is that of farms and preparers, is an hour ahead and then corrected, and
-// an hour behind and then corrected. No pod is touched, changes and stops are carried out in each time, and the breaker
-// does not trip: fewer are stopped than it takes.
+// clockStep: the machine's clock, which farms and preparers use, is an hour ahead and then corrected, and an hour
+// behind and then corrected. No pod is touched. Changes and stops are carried out each time. The breaker does not trip,
+// because too few pods are stopped.
 func clockStep(e *env) {
 	e.startConsul("")
 	for n := range 3 {
@@ -35,7 +35,6 @@ func clockStep(e *env) {
 		before := e.processes()
 		right(offset)
 		began := time.Now()
-		// What is desired changes in the other time, and what runs stays. Every other change stops pods.
 		h.Replicas = 3 - 2*(i%2)
 		e.applied(h)
 		e.within(limit, func() error { return e.converged(id, h.Replicas) })
@@ -54,10 +53,10 @@ func clockStep(e *env) {
 		e.t.Logf("offset %s: %d replicas after %s", offset, h.Replicas, time.Since(began).Round(time.Millisecond))
 	}
 	right(time.Hour)
-	e.applied(e.hello(2, map[string]string{"HELLO_VERSION": "later"})) // with revisions of the future
+	e.applied(e.hello(2, map[string]string{"HELLO_VERSION": "later"})) // with revisions from the future
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.within(limit, func() error { return e.converged(id, 3) })
-	e.rcctl("", "rc", "scale", "hello", "2") // stops that were asked for in the future
+	e.rcctl("", "rc", "scale", "hello", "2") // stops that were ordered in the future
 	e.within(limit, func() error { return e.converged(id, 2) })
 	right(0)
 	corrected := time.Now()
@@ -80,12 +79,12 @@ func clockStep(e *env) {
 	}
 }
 
-// setsClock returns a function that sets the machine's clock to an offset from the right time. The test leaves it right.
+// setsClock returns a function that sets the machine's clock to an offset. When the test ends, the clock is right.
 func setsClock(t *testing.T) func(offset time.Duration) {
 	t.Helper()
 	began := time.Now()
 	set := func(offset time.Duration) error {
-		// By the monotonic clock, which nobody sets.
+		// The monotonic clock gives the right time, because no program can set it.
 		now := began.Round(0).Add(time.Since(began) + offset)
 		ts := unix.NsecToTimespec(now.UnixNano())
 		if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {

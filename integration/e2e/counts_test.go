@@ -7,7 +7,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// changes returns what a plan of a document says. There must be something to do.
 func (e *env) changes(w web, flags ...string) string {
 	e.t.Helper()
 	out, err := e.tryRcctl(e.document(w), append([]string{"plan", "-f", "-"}, flags...)...)
@@ -17,8 +16,8 @@ func (e *env) changes(w web, flags ...string) string {
 	return out
 }
 
-// rollbackKeepsCounts: going back to an earlier version leaves the number of pods as it is. A plan names what a lower
-// number stops, and where the lower number comes with a new version no old pod stops before a new one runs.
+// rollbackKeepsCounts: going back to an earlier version keeps the number of pods. A plan names the pods that a lower
+// number stops. If the lower number comes with a new version, no old pod stops before a new pod runs.
 func rollbackKeepsCounts(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 2, version: "1", update: "step: 1"}
@@ -52,7 +51,7 @@ func rollbackKeepsCounts(e *env) {
 	e.runs(map[string]int{"3": 1})
 }
 
-// scaledInMidCourse: what was scaled while a rollout was under way is in effect after that rollout was taken back, and
+// scaledInMidCourse: a service is scaled during a rollout, and then the rollout goes back. The new number is kept, and
 // a plan compares with it.
 func scaledInMidCourse(e *env) {
 	e.site(2, 1)

@@ -13,24 +13,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// promptly is how soon a wait must end that cannot succeed: a program that ends after 3 s has done so three times after 10.5 s. It
-// leaves as much again for a busy machine.
+// promptly is how soon a hopeless wait must end. A program that ends after 3 s has ended three times after 10.5 s; the
+// rest is for a busy machine.
 const promptly = 30 * time.Second
 
-// crashLoop: a program that ends after three seconds is told from one that works, without a check: by the wait, which fails with the
-// end of its log, in status, pods and explain, and by one alert; nothing of that flaps while it is started again and again. A new version
-// that ends after five seconds, with a check that passes, reaches one pod and no other.
+// crashLoop: a program without a check ends after three seconds. The wait fails and prints the end of the program's
+// log. Status, pods and explain show the crash loop, and there is one alert. These reports do not change while the
+// program is started again and again. If a new version ends after five seconds, although its check passes, only one pod
+// gets it.
 func crashLoop(e *env) {
 	e.startConsul("")
 	first := e.preparer(1)
 	e.preparer(2)
 	e.farm("f1", "")
-	e.applied(e.hello(2, map[string]string{"HELLO_VERSION": "1"})) // from here on nothing waits for the nodes
+	e.applied(e.hello(2, map[string]string{"HELLO_VERSION": "1"})) // after this, no step waits for the nodes
 	e.notesCrash(first)
 	e.badVersion()
 }
 
-// notes is a controller without a check, whose pods run a line of shell.
 func (e *env) notes(script, more string) string {
 	e.t.Helper()
 	sleep, err := exec.LookPath("sleep")
@@ -51,7 +51,7 @@ pod:
 `, more, strings.ReplaceAll(script, "sleep", sleep))
 }
 
-// applyInVain applies what cannot converge, and returns what the wait said.
+// applyInVain applies a document that cannot converge. The wait must fail soon.
 func (e *env) applyInVain(text string, wants ...string) {
 	e.t.Helper()
 	begun := time.Now()
@@ -72,18 +72,20 @@ func (e *env) applyInVain(text string, wants ...string) {
 	}
 }
 
-// notesCrash is the part about a controller that never worked, until it is mended.
 func (e *env) notesCrash(preparer *daemon) {
 	e.t.Helper()
 	e.applyInVain(e.notes("echo about to fail; sleep 3; exit 3", ""),
-		"CrashLooping: ", "web ended with exit status 3", "  about to fail", "all of it: rcctl logs notes-main-", "rcctl rc explain notes")
+		"CrashLooping: ", "web ended with exit status 3", "  about to fail", "all of it: rcctl logs notes-main-",
+		"rcctl rc explain notes")
 	id := e.rcID("notes")
 	e.within(limit, func() error { return e.crashing(id, 2, 0) })
 	e.within(limit, func() error { return e.crashAlerts(1, 0) })
 	if out := e.rcctl("", "pods", "--rc", "notes"); strings.Count(out, " crash-looping ") != 2 {
 		e.t.Errorf("rcctl pods says\n%s", out)
 	}
-	if out := e.rcctl("", "rc", "explain", "notes"); !strings.Contains(out, "Next: Apply a manifest that works; what it wrote: rcctl logs notes-main-0") || strings.Contains(out, "min_available") {
+	const next = "Next: Apply a manifest that works; its log: rcctl logs notes-main-0"
+	if out := e.rcctl("", "rc", "explain", "notes"); !strings.Contains(out, next) ||
+		strings.Contains(out, "min_available") {
 		e.t.Errorf("rcctl rc explain says\n%s", out)
 	}
 
@@ -99,7 +101,8 @@ func (e *env) notesCrash(preparer *daemon) {
 			if rec.Value.RCID != id {
 				continue
 			}
-			if was := since[rec.Value.Node]; rec.Value.State != pod.StateCrashLooping || !was.IsZero() && !rec.Value.Since.Equal(was) {
+			if was := since[rec.Value.Node]; rec.Value.State != pod.StateCrashLooping ||
+				!was.IsZero() && !rec.Value.Since.Equal(was) {
 				e.t.Fatalf("it has flapped, from %s on: %+v", was, rec.Value)
 			}
 			since[rec.Value.Node] = rec.Value.Since
@@ -110,12 +113,12 @@ func (e *env) notesCrash(preparer *daemon) {
 		e.t.Error(err)
 	}
 
-	// Those of the manifest before crash-loop on until they are replaced, which is no reason to give up.
-	e.rcctl(e.notes("exec sleep 100000", "  min_ready: 1s\n"), "apply", "-f", "-", "--wait", "--timeout", limit.String())
+	// Pods of the former manifest crash-loop until they are replaced. The wait must not fail because of this.
+	e.rcctl(e.notes("exec sleep 100000", "  min_ready: 1s\n"), "apply", "-f", "-", "--wait", "--timeout",
+		limit.String())
 	e.within(limit, func() error { return e.crashAlerts(1, 1) })
 }
 
-// crashAlerts compares how often farms told of crash loops with what is wanted.
 func (e *env) crashAlerts(raised, resolved int) error {
 	const about = "condition=CrashLooping"
 	if r, o := e.alerts("raised", about), e.alerts("resolved", about); r != raised || o != resolved {
@@ -124,8 +127,7 @@ func (e *env) crashAlerts(raised, resolved int) error {
 	return nil
 }
 
-// crashing reports whether so many pods of a controller crash-loop, as its status says too, and have been started again so many times.
-// It fails the test where the status says that all is well.
+// crashing also fails the test if the status is converged or has available pods.
 func (e *env) crashing(id string, pods, restarts int) error {
 	e.t.Helper()
 	st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
@@ -150,7 +152,6 @@ func (e *env) crashing(id string, pods, restarts int) error {
 	return nil
 }
 
-// badVersion is the part about a version that fails later than its check says.
 func (e *env) badVersion() {
 	e.t.Helper()
 	id := e.rcID("hello")
@@ -158,7 +159,6 @@ func (e *env) badVersion() {
 	bad := e.hello(2, map[string]string{"HELLO_VERSION": "2", "HELLO_ENDS": "5s"})
 	bad.MinReady = "10s"
 	e.applyInVain(cluster.HelloSpec(bad), "Blocked: main.", "ending as HELLO_ENDS says", "rcctl logs hello-main-")
-	// Blocked it stays, while the pod runs and while it waits.
 	least := e.leastAvailable(id, func() error {
 		if err := e.blocked(id, "did not become available at manifest"); err != nil {
 			e.t.Fatal(err)
@@ -174,7 +174,9 @@ func (e *env) badVersion() {
 	if least < 1 || kept != 1 {
 		e.t.Errorf("at least %d available, %d kept their process", least, kept)
 	}
-	if out := e.rcctl("", "rc", "explain", "hello"); !strings.Contains(out, "Next: Apply a manifest that works; what it wrote: rcctl logs hello-main-") || strings.Contains(out, "min_available") {
+	const next = "Next: Apply a manifest that works; its log: rcctl logs hello-main-"
+	if out := e.rcctl("", "rc", "explain", "hello"); !strings.Contains(out, next) ||
+		strings.Contains(out, "min_available") {
 		e.t.Errorf("rcctl rc explain says\n%s", out)
 	}
 	e.applied(e.hello(2, map[string]string{"HELLO_VERSION": "3"}))

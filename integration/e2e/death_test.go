@@ -10,7 +10,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// statusIs waits for a status that a scenario calls good.
 func (e *env) statusIs(id string, good func(*rc.Status) bool) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -22,7 +21,6 @@ func (e *env) statusIs(id string, good func(*rc.Status) bool) {
 	})
 }
 
-// audited counts the lines of the audit trail about a controller that contain a text.
 func (e *env) audited(id, text string) int {
 	e.t.Helper()
 	found, corrupt, err := e.store.ListAudit(e.t.Context(), store.AuditFilter{RCID: id})
@@ -40,8 +38,9 @@ func (e *env) audited(id, text string) int {
 	return n
 }
 
-// agentRebooted: a machine fails and comes back with all that runs on it. Later its preparer alone stops, again and again: that
-// is no death of the machine, whatever Consul said of it then, and though its controller would replace a lost pod at once.
+// agentRebooted: a machine fails and comes back with all its pods. Later only its preparer stops, again and again. Then
+// the machine must not count as lost, although Consul once reported that it failed, and although the controller would
+// replace a lost pod at once.
 func agentRebooted(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(2)
@@ -89,9 +88,9 @@ func agentRebooted(e *env) {
 	e.sameProcesses(processes, "after the preparer of a machine that once failed was stopped")
 }
 
-// lostStaysLost: all processes of a machine are killed. It is lost, and stays so when its pod is placed elsewhere and
-// when the former copy is forgotten, as no record tells of the loss any more. Nothing on it is shown as ready. With its
-// preparer it is back.
+// lostStaysLost: all processes of a machine are killed, so the machine is lost. The machine still counts as lost when
+// its pod is placed elsewhere, and when the former copy is forgotten and no record has the loss any more. No pod on the
+// machine is shown as ready. When its preparer starts, the machine does not count as lost any more.
 func lostStaysLost(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)
@@ -119,7 +118,8 @@ func lostStaysLost(e *env) {
 		return nil
 	})
 	shown("when the replacement was placed", 1)
-	if text := e.rcctl("", "pod", "describe", "hello-main-0", "--node", victim); !strings.Contains(text, "(its machine is gone)") || !strings.Contains(text, "Reality      unknown, because ") {
+	if text := e.rcctl("", "pod", "describe", "hello-main-0", "--node", victim); !strings.Contains(text,
+		"(its machine is gone)") || !strings.Contains(text, "Reality      unknown, because ") {
 		e.t.Errorf("pod describe says\n%s", text)
 	}
 	e.within(limit, func() error { return e.converged(id, 1) })
@@ -137,11 +137,10 @@ func lostStaysLost(e *env) {
 	e.within(limit, func() error { return e.alone(id, 1) })
 	e.oneCopyEach()
 
-	preparers[n].kill() // its agent lives: that is no loss
+	preparers[n].kill() // the machine's agent lives, so the machine is not lost
 	e.within(limit, func() error { return e.nodeIs(victim, "no", inspect.Away) })
 }
 
-// nodeIs reports whether rcctl nodes shows a node as that, in its table and as JSON.
 func (e *env) nodeIs(name, alive, state string) error {
 	e.t.Helper()
 	for line := range strings.Lines(e.rcctl("", "nodes")) {
@@ -154,7 +153,8 @@ func (e *env) nodeIs(name, alive, state string) error {
 	for i := range views {
 		if v := &views[i]; v.Name == name {
 			if v.State != state || v.Alive != (state == inspect.Alive) {
-				return fmt.Errorf("rcctl nodes -o json shows %s as %q, alive %t, want %q", name, v.State, v.Alive, state)
+				return fmt.Errorf("rcctl nodes -o json shows %s as %q, alive %t, want %q", name, v.State, v.Alive,
+					state)
 			}
 			return nil
 		}
@@ -162,14 +162,14 @@ func (e *env) nodeIs(name, alive, state string) error {
 	return fmt.Errorf("rcctl nodes shows no %s", name)
 }
 
-// nothingReadyOn reports whether rcctl pods shows so many copies on a node, and none of them as running.
 func (e *env) nothingReadyOn(node string, copies int) error {
 	e.t.Helper()
 	var views []inspect.PodView
 	e.decode([]byte(e.rcctl("", "pods", "--node", node, "-o", "json")), &views)
 	for i := range views {
 		if v := &views[i]; v.State != inspect.Lost || v.Available {
-			return fmt.Errorf("rcctl pods shows %s on %s as %s, available %t (%s)", v.Name, node, v.State, v.Available, v.Message)
+			return fmt.Errorf("rcctl pods shows %s on %s as %s, available %t (%s)", v.Name,
+				node, v.State, v.Available, v.Message)
 		}
 	}
 	if table := e.rcctl("", "pods", "--node", node); len(views) != copies || strings.Contains(table, "ready") {
@@ -178,9 +178,10 @@ func (e *env) nothingReadyOn(node string, copies int) error {
 	return nil
 }
 
-// forgetLate: an operator declares a pod gone whose preparer is away, and no farm is there to hear it. Before one is, the preparer was
-// back, and is away again: the pod runs, and nothing is forgotten. The audit trail, the status and the operator's own command say so.
-// Asked again, of a machine that is dead, it is.
+// forgetLate: an operator declares a pod gone while its preparer is away and no farm runs. Before a farm runs, the
+// preparer comes back and goes away again. So the pod runs, and the farm does not forget it. The audit trail, the
+// status and the operator's command report this. The machine dies, and the operator asks again: now the pod is
+// forgotten.
 func forgetLate(e *env) {
 	e.startConsul("")
 	n1 := e.preparer(1)
@@ -211,12 +212,13 @@ func forgetLate(e *env) {
 	n1.kill()
 	e.nodeLocked("n1", false)
 	f1.startAgain()
-	if err := <-waited; err == nil || !strings.Contains(err.Error(), "nothing was forgotten: request ") || !strings.Contains(err.Error(), "was back in between") {
+	if err := <-waited; err == nil || !strings.Contains(err.Error(), "nothing was forgotten: request ") ||
+		!strings.Contains(err.Error(), "was back in between") {
 		e.t.Errorf("waiting for the second request: %v", err)
 	}
 	e.within(limit, func() error { return e.says(id, rc.RequestVoid, "to forget main.0 on n1 is void: ") })
 	if n := e.audited(id, "to forget main.0 on n1 is void: "); n != 2 {
-		e.t.Errorf("the audit trail tells of %d void requests, want 2", n)
+		e.t.Errorf("the audit trail has %d void requests, want 2", n)
 	}
 	if now := e.placements(id)["main.0"].Value; now.Revision != before.Revision || now.Node != "n1" {
 		e.t.Errorf("the pod was %+v, now %+v", before, now)
@@ -233,7 +235,6 @@ func forgetLate(e *env) {
 	}
 }
 
-// nodeLocked waits until a node's record is held, or free.
 func (e *env) nodeLocked(name string, want bool) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -245,8 +246,9 @@ func (e *env) nodeLocked(name string, want bool) {
 	})
 }
 
-// nodeForget: a machine dies for good. Its pods are replaced, and their controllers have converged though nothing can confirm that the
-// former copies stopped. One command takes the machine out of the books, with all that it had; it refuses one that lives.
+// nodeForget: a machine dies for good. Its pods are replaced. Their controllers converge, although no node can confirm
+// that the former copies have stopped. One command removes the machine with all of its records. The command refuses a
+// machine that lives.
 func nodeForget(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)
@@ -265,7 +267,8 @@ func nodeForget(e *env) {
 	}
 	preparers[victim].kill()
 	e.nodeLocked(dead, false)
-	if out, err := e.tryRcctl("", "node", "forget", dead); err == nil || !strings.Contains(out, fmt.Sprintf("its Consul agent machine-%d lives", victim)) {
+	if out, err := e.tryRcctl("", "node", "forget", dead); err == nil ||
+		!strings.Contains(out, fmt.Sprintf("its Consul agent machine-%d lives", victim)) {
 		e.t.Errorf("forgetting a node whose agent lives: %v", err)
 	}
 

@@ -12,18 +12,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// web is a service of the sample program.
 type web struct {
 	replicas int
 	version  string
 	update   string            // fields of update, such as "step: 1"
 	fields   string            // further lines of the document
 	env      map[string]string // besides the version
-	port     int               // zero: a dynamic one
+	port     int               // zero: a dynamic port
 	sha256   string            // of the artifact; empty: the right one
 }
 
-// document returns what rcctl deploy takes.
 func (e *env) document(w web) string {
 	e.t.Helper()
 	h := e.hello(w.replicas, map[string]string{"HELLO_VERSION": w.version})
@@ -35,7 +33,7 @@ func (e *env) document(w web) string {
 	return strings.Replace(servedSpec(h), "\npod:\n", fmt.Sprintf("\nupdate: {%s}\n%spod:\n", w.update, w.fields), 1)
 }
 
-// site starts Consul, so many nodes and so many farms, f1 and so on, and returns when the nodes are there.
+// site starts nodes (n1, ...) and farms (f1, ...), and returns when all nodes are alive.
 func (e *env) site(nodes, farms int) (all map[string]*daemon) {
 	e.t.Helper()
 	e.startConsul("")
@@ -62,20 +60,17 @@ func (e *env) site(nodes, farms int) (all map[string]*daemon) {
 	return all
 }
 
-// deployed deploys and waits until the rollout is done.
 func (e *env) deployed(w web, flags ...string) {
 	e.t.Helper()
 	e.rcctl(e.document(w), append([]string{"deploy", "-f", "-", "--yes"}, flags...)...)
 	e.runs(map[string]int{w.version: w.replicas})
 }
 
-// detached deploys and returns when the rollout has begun.
 func (e *env) detached(w web, flags ...string) {
 	e.t.Helper()
 	e.rcctl(e.document(w), append([]string{"deploy", "-f", "-", "--yes", "--detach"}, flags...)...)
 }
 
-// fails deploys what must fail, and looks for texts in what rcctl says.
 func (e *env) fails(w web, want ...string) {
 	e.t.Helper()
 	out, err := e.tryRcctl(e.document(w), "deploy", "-f", "-", "--yes")
@@ -89,11 +84,11 @@ func (e *env) fails(w web, want ...string) {
 	}
 }
 
-// rollout returns the rollout under way; nil when there is none.
 func (e *env) rollout() *rollout.Record {
 	e.t.Helper()
 	var r *rollout.Record
-	e.within(limit, func() error { // Consul refuses us for a moment while those that were killed leave it too many connections
+	// Consul may refuse the connection, because it still counts connections of killed processes.
+	e.within(limit, func() error {
 		rec, err := e.store.Deployments.RolloutOf(e.t.Context(), "web")
 		switch {
 		case errors.Is(err, store.ErrNotFound):
@@ -106,7 +101,7 @@ func (e *env) rollout() *rollout.Record {
 	return r
 }
 
-// awaitRollout waits until the rollout under way is as wanted, nil for one that has ended.
+// awaitRollout waits until is returns true for the rollout under way; nil: there is none.
 func (e *env) awaitRollout(want string, is func(r *rollout.Record) bool) *rollout.Record {
 	e.t.Helper()
 	var r *rollout.Record
@@ -129,7 +124,6 @@ func (e *env) awaitEnd() {
 	e.awaitRollout("has ended", func(r *rollout.Record) bool { return r == nil })
 }
 
-// versions returns how many processes run of each version, from /proc.
 func (e *env) versions() map[string]int {
 	e.t.Helper()
 	found := map[string]int{}
@@ -147,7 +141,6 @@ func (e *env) versions() map[string]int {
 	return found
 }
 
-// runs waits until exactly so many processes run of each version.
 func (e *env) runs(want map[string]int) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -158,7 +151,6 @@ func (e *env) runs(want map[string]int) {
 	})
 }
 
-// mustSay runs rcctl and looks for texts in what it says.
 func (e *env) mustSay(want []string, args ...string) {
 	e.t.Helper()
 	out := e.rcctl("", args...)
@@ -169,7 +161,6 @@ func (e *env) mustSay(want []string, args ...string) {
 	}
 }
 
-// pids returns the pids of a version, in order.
 func (e *env) pids(version string) (pids []int) {
 	e.t.Helper()
 	for _, pid := range e.processes() {

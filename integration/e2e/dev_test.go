@@ -14,9 +14,9 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// devPortTaken: a development cluster that is given the port of a Consul that is there already refuses, writes nothing
-// to it, and leaves nothing behind. It used to take that Consul for its own, and services of pods away from the cluster
-// that works there.
+// devPortTaken: rcctl dev is started with the port of a Consul that runs already. It returns an error, writes nothing
+// to that Consul, and leaves nothing behind. An earlier release used that Consul as its own, and deregistered the
+// services of pods of the cluster there.
 func devPortTaken(e *env) {
 	e.startConsul("")
 	e.farm("f1", "")
@@ -33,13 +33,16 @@ func devPortTaken(e *env) {
 	}
 	named := filepath.Join(e.dir, "named")
 	for _, more := range [][]string{nil, {"--dir", named}} {
-		cmd := exec.CommandContext(e.t.Context(), filepath.Join(e.root, "bin", "rcctl"), append([]string{"dev", "--nodes", "1", "--consul-port", port}, more...)...)
+		cmd := exec.CommandContext(e.t.Context(), filepath.Join(e.root, "bin", "rcctl"),
+			append([]string{"dev", "--nodes", "1", "--consul-port", port}, more...)...)
 		cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
-		cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, limit // one that starts would run until then
+		// a cluster that started would run until then
+		cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, limit
 		time.AfterFunc(limit, func() { _ = cmd.Cancel() })
-		text, _ := cmd.CombinedOutput() // its status says more
+		text, _ := cmd.CombinedOutput() // the exit code says more
 		code, out := cmd.ProcessState.ExitCode(), string(text)
-		if code != 4 || strings.Contains(out, "ready after") || !strings.Contains(out, "consul-port: another program has the port: "+port) {
+		if code != 4 || strings.Contains(out, "ready after") ||
+			!strings.Contains(out, "consul-port: another program has the port: "+port) {
 			e.t.Errorf("rcctl dev %v ended with %d:\n%s", more, code, out)
 		}
 	}
@@ -58,7 +61,6 @@ func devPortTaken(e *env) {
 	}
 }
 
-// registered are the names of all keys, services and sessions in Consul.
 func (e *env) registered() string {
 	e.t.Helper()
 	var keys, sessions []struct{ Key, Name, ID string }

@@ -17,13 +17,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// kept returns the document of a service whose pods have a volume. fields are further lines of it.
 func (e *env) kept(replicas int, version, fields string) string {
 	e.t.Helper()
 	return e.document(web{replicas: replicas, version: version, fields: fields}) + "  volumes: [{name: data}]\n"
 }
 
-// marked leaves a file with the pod's name in the volume of each pod, and returns on which node each pod is.
 func (e *env) marked(id string) map[string]string {
 	e.t.Helper()
 	nodes := map[string]string{}
@@ -40,7 +38,6 @@ func (e *env) mark(id, name, node string) string {
 	return filepath.Join(e.onNode(node, "volumes", id+"."+name, "data"), "mark")
 }
 
-// withData fails unless each pod is on its node, and has its mark in its volume.
 func (e *env) withData(id string, nodes map[string]string, when string) {
 	e.t.Helper()
 	placements := e.placements(id)
@@ -50,13 +47,14 @@ func (e *env) withData(id string, nodes map[string]string, when string) {
 	for name, rec := range placements {
 		data, err := os.ReadFile(e.mark(id, name, nodes[name]))
 		if rec.Value.Node != nodes[name] || err != nil || string(data) != name {
-			e.t.Errorf("%s: %s is on %s, want %s with its data: %q, %v", when, name, rec.Value.Node, nodes[name], data, err)
+			e.t.Errorf("%s: %s is on %s, want %s with its data: %q, %v", when, name, rec.Value.Node, nodes[name],
+				data, err)
 		}
 	}
 }
 
-// volumeRedeploy: the pods of a service with a volume are upgraded, scaled and rolled back where their data is, without
-// a word about it in the document. A strategy that would replace them is refused.
+// volumeRedeploy: the pods of a service with a volume are upgraded and rolled back where their data is, although the
+// document does not ask for that. A strategy that would replace the pods is refused.
 func volumeRedeploy(e *env) {
 	e.site(3, 1)
 	deploy := []string{"deploy", "-f", "-", "--yes"}
@@ -70,7 +68,8 @@ func volumeRedeploy(e *env) {
 		e.withData(id, nodes, "version "+version)
 	}
 	out, err := e.tryRcctl(e.kept(3, "4", ""), append(deploy, "--strategy", "availability")...)
-	if err == nil || !strings.Contains(err.Error(), "exit status 4") || !strings.Contains(out, "pods have volumes and strategy is not dynamic") {
+	if err == nil || !strings.Contains(err.Error(), "exit status 4") ||
+		!strings.Contains(out, "pods have volumes and strategy is not dynamic") {
 		e.t.Errorf("a strategy that replaces pods: %v\n%s", err, out)
 	}
 	e.rcctl("", "rollback", "web", "--yes")
@@ -78,8 +77,8 @@ func volumeRedeploy(e *env) {
 	e.withData(id, nodes, "rolled back")
 }
 
-// drainVolume: a drain leaves a pod where its data is, and says so. Where the document says dynamic, deploy and drain
-// say which data is left behind, and the pod moves.
+// drainVolume: a drain leaves a pod where its data is, and prints that. If the document asks for dynamic, deploy and
+// drain print which data is left behind, and the pod moves.
 func drainVolume(e *env) {
 	e.site(2, 1)
 	deploy := []string{"deploy", "-f", "-", "--yes"}
@@ -94,7 +93,8 @@ func drainVolume(e *env) {
 			e.t.Errorf("%q is not in\n%s", text, out)
 		}
 	}
-	says(e.rcctl("", "node", "drain", node), "these pods stay on "+node+" with the data of their volumes: web-main-0 (data)")
+	says(e.rcctl("", "node", "drain", node),
+		"these pods remain on "+node+" with the data of their volumes: web-main-0 (data)")
 	out, err := e.tryRcctl("", "node", "drain", node, "--wait", "--timeout", "5s")
 	if err == nil {
 		e.t.Errorf("%s is drained\n%s", node, out)
@@ -102,12 +102,13 @@ func drainVolume(e *env) {
 	says(out, "its controller is static")
 	e.sameProcesses(before, "drained")
 	e.withData(id, nodes, "drained")
-	says(e.rcctl("", "scale", "web", "2", "--yes"), "rc web-r1: 2 of 2 replicas available") // the drain is none of its business
+	says(e.rcctl("", "scale", "web", "2", "--yes"), "rc web-r1: 2 of 2 replicas available") // despite the drain
 	e.rcctl("", "node", "undrain", node)
 
 	const dynamic = "strategy: dynamic\n"
 	says(e.rcctl(e.kept(2, "1", dynamic), deploy...), "moves pods and leaves the data of their volumes behind: data")
-	says(e.rcctl("", "node", "drain", node, "--wait"), "these pods move and leave the data of their volumes on "+node+": web-main-0 (data)")
+	says(e.rcctl("", "node", "drain", node, "--wait"),
+		"these pods move and leave the data of their volumes on "+node+": web-main-0 (data)")
 	e.runs(map[string]int{"1": 2})
 	for name, rec := range e.placements(id) {
 		if rec.Value.Node == node {
@@ -119,7 +120,8 @@ func drainVolume(e *env) {
 	}
 }
 
-// podLabels: pods that run get the labels of a new document, and lose those that it has no more, without a restart.
+// podLabels: pods that run get the labels of a new document without a restart. Labels that the new document lacks are
+// removed from the pods.
 func podLabels(e *env) {
 	e.site(2, 1)
 	deploy := []string{"deploy", "-f", "-", "--yes"}
@@ -147,7 +149,6 @@ func podLabels(e *env) {
 	have("tier=web,!team", 2)
 	e.sameProcesses(before, "labelled anew")
 
-	// The label of one pod, which its owner writes.
 	e.rcctl("", "label", "pod", "web-main-0", "debug=yes", "tier=own", "--wait", "--timeout", limit.String())
 	have("debug=yes,tier=own", 1)
 	have("tier=web,!debug", 1)
@@ -158,17 +159,19 @@ func podLabels(e *env) {
 	have("debug=yes,team=c", 1)
 	e.rcctl("", "label", "pod", "web-main-0", "debug-")
 	have("team=c,!debug", 2)
-	if out := e.rcctl("", "label", "pod", "web-main-0", "debug-"); !strings.Contains(out, "unchanged; nothing was written") {
+	out := e.rcctl("", "label", "pod", "web-main-0", "debug-")
+	if !strings.Contains(out, "unchanged; nothing was written") {
 		e.t.Errorf("a label that is not there is removed: %s", out)
 	}
 	e.sameProcesses(before, "each with a label of its own")
-	if out, err := e.tryRcctl("", "label", "rc", "web-r1", "x=y"); err == nil || !strings.Contains(err.Error()+out, "change labels in the service's document") {
+	if out, err := e.tryRcctl("", "label", "rc", "web-r1", "x=y"); err == nil ||
+		!strings.Contains(err.Error()+out, "change labels in the service's document") {
 		e.t.Errorf("a revision is labelled: %v\n%s", err, out)
 	}
 }
 
-// deployWaits: a change of counts alone is waited for, and shown. It ends after --timeout with exit code 5 where there is
-// no room, and at once with --detach.
+// deployWaits: rcctl waits for a change of counts alone, and shows its progress. If there is not enough capacity, rcctl
+// ends after --timeout with exit code 5. With --detach it ends at once.
 func deployWaits(e *env) {
 	e.site(3, 1)
 	w := web{replicas: 2, version: "1", fields: "max_per_node: 4\n"}
@@ -183,23 +186,25 @@ func deployWaits(e *env) {
 		e.t.Errorf("%d of 3 pods serve when scale returns, which said\n%s", got, out)
 	}
 	out, err := e.tryRcctl("", "scale", "web", "13", "--yes", "--timeout", "10s")
-	if err == nil || !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(out, "not done after 10s") || !strings.Contains(out, "12 of 13") {
+	if err == nil || !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(out, "not done after 10s") ||
+		!strings.Contains(out, "12 of 13") {
 		e.t.Errorf("more pods than there is room for: %v\n%s", err, out)
 	}
 	w.replicas = 12
-	if out = e.rcctl(e.document(w), "deploy", "-f", "-", "--yes", "--detach"); !strings.Contains(out, "next: rcctl rc status web-r1 --watch") {
+	out = e.rcctl(e.document(w), "deploy", "-f", "-", "--yes", "--detach")
+	if !strings.Contains(out, "next: rcctl rc status web-r1 --watch") {
 		e.t.Errorf("detached, it said\n%s", out)
 	}
 	e.runs(map[string]int{"1": 12})
 }
 
-// planNodes: the nodes that a plan names are those that farms use then, for new pods, more pods, fewer pods and a new
-// version. The numbers are such that no two nodes suit a pod equally well in the end: among those each farm begins with
-// another one.
+// planNodes: farms use the nodes that a plan names, for new pods, more pods, fewer pods and a new version. The numbers
+// are chosen so that no two nodes are equally good for a pod, because among equally good nodes each farm begins with
+// another node.
 func planNodes(e *env) {
 	e.site(3, 1)
 	for _, step := range []struct {
-		rc, verb string // which pods the plan is about
+		rc, verb string // the controller, and what the plan does to its pods
 		w        web
 	}{
 		{"web-r1", "run", web{replicas: 3, version: "1", fields: "max_per_node: 3\n"}},
@@ -224,14 +229,14 @@ func planNodes(e *env) {
 			}
 			maps.DeleteFunc(got, func(_ string, n int) bool { return n == 0 })
 			if !maps.Equal(got, want) {
-				return fmt.Errorf("%s %d pods of %s: planned on %v, done on %v", step.verb, step.w.replicas, step.rc, want, got)
+				return fmt.Errorf("%s %d pods of %s: planned on %v, done on %v", step.verb, step.w.replicas, step.rc,
+					want, got)
 			}
 			return nil
 		})
 	}
 }
 
-// perNode counts the pods of a controller on each node; none where there is no such controller.
 func (e *env) perNode(name string) map[string]int {
 	e.t.Helper()
 	on := map[string]int{}
@@ -248,12 +253,12 @@ func (e *env) perNode(name string) map[string]int {
 	return on
 }
 
-// forecast returns on which nodes a plan runs, or stops, pods of a controller.
 func (e *env) forecast(document, verb, rc string) map[string]int {
 	e.t.Helper()
 	out, err := e.tryRcctl(document, "plan", "-f", "-", "-o", "json")
 	var plans []struct{ Operations []plan.Line }
-	if err == nil || !strings.Contains(err.Error(), "exit status 6") || json.Unmarshal([]byte(out), &plans) != nil || len(plans) != 1 {
+	if err == nil || !strings.Contains(err.Error(), "exit status 6") || json.Unmarshal([]byte(out), &plans) != nil ||
+		len(plans) != 1 {
 		e.t.Fatalf("rcctl plan: %v\n%s", err, out)
 	}
 	on := map[string]int{}
@@ -267,9 +272,9 @@ func (e *env) forecast(document, verb, rc string) map[string]int {
 	return on
 }
 
-// modeChange: a service of counts gets a pod on each node, and counts again with a new version. Each time the plan
-// names the nodes where pods stop and where others come, the farm does so, and the service keeps its minimum
-// meanwhile.
+// modeChange: a service with counts changes to a pod on each node, and back to counts with a new version. Each time the
+// plan names the nodes where pods stop and where pods start, the farm follows the plan, and the service keeps its
+// minimum meanwhile.
 func modeChange(e *env) {
 	e.site(4, 1)
 	counts := func(w web) string { return e.document(w) }
@@ -285,7 +290,8 @@ func modeChange(e *env) {
 	for n := range 4 {
 		name := fmt.Sprintf("n%d", n+1)
 		if after[name] != 1 || before[name]-stops[name]+runs[name] != 1 {
-			e.t.Errorf("%s had %d pods, the plan stopped %d and ran %d, and it has %d", name, before[name], stops[name], runs[name], after[name])
+			e.t.Errorf("%s had %d pods, the plan stopped %d and ran %d, and it has %d", name, before[name], stops[name],
+				runs[name], after[name])
 		}
 	}
 	w = web{replicas: 2, version: "2"}
@@ -298,9 +304,9 @@ func modeChange(e *env) {
 	e.runs(map[string]int{"2": 2})
 }
 
-// modeStages: a service of 4 counted pods on 6 nodes gets a pod on each node in stages of one pod, and counts again
-// with another version. Never do fewer serve than the minimum, and never are more on their way than a stage has. A
-// version that does not serve stops at the first stage: all old pods serve meanwhile, and are left as they were.
+// modeStages: a service with 4 pods on 6 nodes changes to a pod on each node in stages of one pod, and back to counts
+// with another version. At least the minimum serves all the time, and at most one stage of pods is on its way. A
+// version that does not serve stops at the first stage. Meanwhile all old pods serve unchanged.
 func modeStages(e *env) {
 	e.site(6, 1)
 	const update = "step: 1, stage_timeout: 20s"
@@ -311,9 +317,12 @@ func modeStages(e *env) {
 	e.deployed(w)
 	old := e.processes()
 
-	sick := web{replicas: 4, version: "2", update: "step: 1, stage_timeout: 8s", env: map[string]string{"HELLO_SICK": "1"}}
+	sick := web{
+		replicas: 4, version: "2", update: "step: 1, stage_timeout: 8s", env: map[string]string{"HELLO_SICK": "1"},
+	}
 	seen := e.watched("web-r1", func() {
-		if out, err := e.tryRcctl(each(sick), "deploy", "-f", "-", "--yes"); err == nil || !strings.Contains(err.Error(), "exit status 5") {
+		if out, err := e.tryRcctl(each(sick), "deploy", "-f", "-", "--yes"); err == nil ||
+			!strings.Contains(err.Error(), "exit status 5") {
 			e.t.Errorf("rcctl deploy of a sick version: %v\n%s", err, out)
 		}
 	}, 4)
@@ -324,11 +333,13 @@ func modeStages(e *env) {
 
 	w.version = "3"
 	out, err := e.tryRcctl(each(w), "plan", "-f", "-")
-	if err == nil || !strings.Contains(err.Error(), "exit status 6") || !strings.Contains(out, "in 6 stages of up to 1, at least 4 available") {
+	if err == nil || !strings.Contains(err.Error(), "exit status 6") ||
+		!strings.Contains(out, "in 6 stages of up to 1, at least 4 available") {
 		e.t.Errorf("rcctl plan: %v\n%s", err, out)
 	}
 	seen = e.watched("web-r1", func() { e.rcctl(each(w), "deploy", "-f", "-", "--yes") }, 6)
-	if seen.least < 4 || seen.coming > 1 || !slices.Equal(seen.limits, []int{0, 1, 2, 3, 4, 5, 6}) && !slices.Equal(seen.limits, []int{1, 2, 3, 4, 5, 6}) {
+	if seen.least < 4 || seen.coming > 1 ||
+		!slices.Equal(seen.limits, []int{0, 1, 2, 3, 4, 5, 6}) && !slices.Equal(seen.limits, []int{1, 2, 3, 4, 5, 6}) {
 		e.t.Errorf("on the way to each node: %+v", seen)
 	}
 	e.onEach("3", "n1", "n2", "n3", "n4", "n5", "n6")
@@ -341,21 +352,19 @@ func modeStages(e *env) {
 	e.runs(map[string]int{"4": 4})
 }
 
-// watched is what was seen of a controller while it changed: the fewest pods that were available, the most that were
-// not and were to run, the most that were to run, and the limits of its upgrade in place in their order.
+// watched is what the test saw of a changing controller: the fewest available pods, the most placed pods, the most of
+// these that were unavailable, and the limits of the upgrade in place in their order.
 type watched struct {
 	least, coming, most int
 	limits              []int
 }
 
-// least does something, waits until a controller has exactly so many pods, all available, and returns how few were
-// available in between.
+// least calls do, waits until this number of pods is available, and returns the fewest that it saw meanwhile.
 func (e *env) least(name string, do func(), pods int) int {
 	e.t.Helper()
 	return e.watched(name, do, pods).least
 }
 
-// watched is least with all that was seen in between.
 func (e *env) watched(name string, do func(), pods int) watched {
 	e.t.Helper()
 	id, seen := e.rcID(name), watched{least: 1000}
@@ -368,7 +377,8 @@ func (e *env) watched(name string, do func(), pods int) watched {
 				seen.most = max(seen.most, st.Value.Placed)
 				seen.coming = max(seen.coming, st.Value.Placed-st.Value.Available)
 			}
-			if r, err := e.store.RCs.Get(context.Background(), store.Consistent, id); err == nil && r.Value.InPlace != nil {
+			if r, err := e.store.RCs.Get(context.Background(), store.Consistent, id); err == nil &&
+				r.Value.InPlace != nil {
 				if n := r.Value.InPlace.Limit; len(seen.limits) == 0 || seen.limits[len(seen.limits)-1] != n {
 					seen.limits = append(seen.limits, n)
 				}

@@ -10,9 +10,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// domain: the domain of host names is the cluster's, and no command can forget it. Another one changes no pod: not by
-// itself, not in a rollout under way, not with a scaling. The next deploy of the same document takes it and says so
-// before; going back brings back the host name of then.
+// domain: the domain of host names belongs to the cluster, so no command can forget it. A new domain does not change
+// pods by itself, in a rollout under way, or with a scaling. The next deploy of the same document uses the new domain,
+// and the plan shows this. A rollback restores the host name of that time.
 func domain(e *env) {
 	e.site(2, 1)
 	e.within(limit, func() error { // the leader raises the gate first
@@ -42,7 +42,10 @@ func domain(e *env) {
 	e.hosts("web.old.example", 3)
 
 	out, err = e.tryRcctl(e.document(w), "plan", "-f", "-")
-	for _, want := range []string{`"web.old.example" -> "web.new.example"  (the cluster's domain says so: `, "warning: the document is as it was; its pods change because the cluster's domain is new.example now"} {
+	for _, want := range []string{
+		`"web.old.example" -> "web.new.example"  (it follows the cluster's domain: `,
+		"warning: the document has not changed; its pods change because the cluster's domain is new.example now",
+	} {
 		if err == nil || !strings.Contains(out, want) {
 			e.t.Errorf("the plan does not say %q: %v, %s", want, err, out)
 		}
@@ -51,7 +54,6 @@ func domain(e *env) {
 	e.released()
 	e.hosts("web.new.example", 3)
 
-	// Another domain in mid-course: the rollout goes to its end as it was planned.
 	w.version, w.update = "2", "step: 1, delay: 1s"
 	e.detached(w)
 	e.awaitRollout("has begun", func(r *rollout.Record) bool { return r != nil })
@@ -61,7 +63,8 @@ func domain(e *env) {
 	e.hosts("web.new.example", 3)
 
 	out = e.rcctl("", "rollback", "web", "--to", "1", "--yes")
-	if want := "its host name web.old.example comes back too: the domain is last.example"; !strings.Contains(out, want) {
+	const want = "this restores its host name web.old.example, too: the domain is last.example"
+	if !strings.Contains(out, want) {
 		e.t.Errorf("going back does not say %q: %s", want, out)
 	}
 	e.runs(map[string]int{"1": 3})
@@ -69,7 +72,6 @@ func domain(e *env) {
 	e.hosts("web.old.example", 3)
 }
 
-// hosts waits until so many pods of web are in Consul, all with a host name.
 func (e *env) hosts(want string, pods int) {
 	e.t.Helper()
 	e.within(limit, func() error {

@@ -11,8 +11,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// eachNode: a service has a pod on every node that matches: on those that are there, on one that joins and one that is relabelled, not on one that
-// is drained, and again on one that was killed. An upgrade leaves each where it is.
+// eachNode: a service has a pod on every node that matches: on the first nodes, on a node that joins, and on a node
+// that is relabelled. It has no pod on a drained node. A node that was killed and has returned gets a pod again. An
+// upgrade leaves each pod on its node.
 func eachNode(e *env) {
 	e.startConsul("")
 	preparers := map[string]*daemon{}
@@ -26,7 +27,8 @@ func eachNode(e *env) {
 	e.gateOpen()
 	deploy := func(version string) {
 		w := web{version: version, update: "step: 1"}
-		text := strings.NewReplacer("replicas: 0\n", "mode: each-node\n", `node_selector: ""`, `node_selector: "disk=ssd"`).Replace(e.document(w))
+		text := strings.NewReplacer("replicas: 0\n", "mode: each-node\n", `node_selector: ""`,
+			`node_selector: "disk=ssd"`).Replace(e.document(w))
 		e.rcctl(text, "deploy", "-f", "-", "--yes")
 	}
 	deploy("1")
@@ -63,7 +65,6 @@ func eachNode(e *env) {
 	}
 }
 
-// onEach waits until the service has converged with one process of a version on each of some nodes, and none elsewhere. It returns the pods by node.
 func (e *env) onEach(version string, nodes ...string) map[string]string {
 	e.t.Helper()
 	on := map[string]string{}

@@ -12,7 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// crons are processes of docs/examples/cron, by their ids.
 type crons struct {
 	e       *env
 	program string
@@ -30,7 +29,6 @@ func (c *crons) start(id, version string) {
 	d.startAgain()
 }
 
-// runs returns tick and candidate of each run so far.
 func (c *crons) runs() (ticks, by []string) {
 	data, err := os.ReadFile(c.ran)
 	if err != nil && !os.IsNotExist(err) {
@@ -43,7 +41,6 @@ func (c *crons) runs() (ticks, by []string) {
 	return ticks, by
 }
 
-// works waits until one of the candidates has the lock, and has run three ticks since.
 func (c *crons) works(ids ...string) (leader string) {
 	c.e.t.Helper()
 	_, before := c.runs()
@@ -68,8 +65,8 @@ func (c *crons) works(ids ...string) (leader string) {
 	return leader
 }
 
-// electionSample: three processes of a program of another kind share a job that must run once. Whichever is killed, paused, upgraded or asked
-// to give way, no tick is run twice.
+// electionSample: three processes of another program share a job that must run once. One after the other is killed,
+// paused, asked to yield, or pinned. No tick runs twice.
 func electionSample(e *env) {
 	e.startConsul("")
 	c := &crons{e: e, program: e.example("cron"), ran: filepath.Join(e.dir, "ran"), all: map[string]*daemon{}}
@@ -85,7 +82,7 @@ func electionSample(e *env) {
 	c.all["a"].startAgain()
 	c.works("a")
 
-	for range 3 { // paused for longer than its session lasts, in the middle of whatever it is at
+	for range 3 { // paused for longer than its session lasts, at any point
 		c.all["a"].signal(syscall.SIGSTOP)
 		c.works("b")
 		c.all["a"].signal(syscall.SIGCONT)

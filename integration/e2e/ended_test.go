@@ -13,14 +13,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// drainEnded: pods that run once stay where they have ended, on a node that is drained and on a machine that is lost,
-// and run no second time. One that has ended with status 0 is as it should be; one that has failed is not, and stays as
-// well.
+// drainEnded: pods that run once stay placed on the node where they have ended, also on a drained node and on a lost
+// machine, and do not run a second time. A pod that has ended with status 0 counts as converged. A pod that has failed
+// does not count as converged, but it stays placed too.
 func drainEnded(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)
 	e.farm("f1", "")
-	ran := filepath.Join(e.dir, "ran") // what every run writes a line to
+	ran := filepath.Join(e.dir, "ran") // each run writes a line to this file
 	if err := os.WriteFile(ran, nil, 0o600); err != nil {
 		e.t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ pod:
 	e.rcctl(job("good", 0), "apply", "-f", "-", "--wait", "--timeout", limit.String())
 	good := e.rcID("good")
 	node := at(good)
-	for n := range 3 { // the other job ends on the same node
+	for n := range 3 { // so that the other job ends on the same node
 		if name := fmt.Sprintf("n%d", n+1); name != node {
 			e.rcctl("", "node", "cordon", name)
 		}
@@ -80,7 +80,7 @@ pod:
 		runs("good", "bad")
 	}
 
-	// A change that concerns no pod: what is decided now is decided as things are.
+	// look changes no pod, but the owner decides anew.
 	look := func() {
 		e.t.Helper()
 		for i, id := range []string{good, bad} {
@@ -89,7 +89,6 @@ pod:
 		}
 	}
 
-	// Nobody waits for them, and even force moves them nowhere.
 	e.rcctl("", "node", "drain", node, "--wait", "--timeout", limit.String())
 	e.rcctl("", "node", "drain", node, "--deadline", "0s", "--force", "--wait", "--timeout", limit.String())
 	look()
@@ -112,12 +111,13 @@ pod:
 	stay("lost")
 	agents[victim].startAgain()
 	preparers[victim].startAgain()
-	e.within(2*limit, func() error { return errors.Join(e.endedAs(good, pod.StateEnded), e.endedAs(bad, pod.StateFailed)) })
+	e.within(2*limit, func() error {
+		return errors.Join(e.endedAs(good, pod.StateEnded), e.endedAs(bad, pod.StateFailed))
+	})
 	look()
 	stay("back")
 }
 
-// endedAs reports whether the only pod of a controller has ended for good with a state, on a node whose preparer lives.
 func (e *env) endedAs(id string, state pod.State) error {
 	p := e.placements(id)["main.0"].Value
 	r, err := e.store.Realities.Get(e.t.Context(), store.Default, p.Node, id, "main.0")

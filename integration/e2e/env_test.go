@@ -1,5 +1,5 @@
-// Package e2e drives the built programs on a real cluster: real Consul, real processes, real signals. Each scenario runs
-// alone as `make e2e RUN=name`.
+// Package e2e tests the built programs with a real Consul, real processes and real signals. `make e2e RUN=name` runs
+// only one scenario.
 package e2e
 
 import (
@@ -28,7 +28,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// scenarios are the subtests of TestScenario, by the name that RUN takes.
 var scenarios = map[string]func(*env){
 	"paused-owner":          pausedOwner,
 	"old-tenure":            oldTenure,
@@ -145,6 +144,8 @@ var scenarios = map[string]func(*env){
 	"local-service":         localService,
 	"each-node":             eachNode,
 	"dev-port-taken":        devPortTaken,
+	"front-door":            frontDoor,
+	"real-cluster":          realCluster,
 	"token-refused":         tokenRefused,
 	"alert-webhook":         alertWebhook,
 }
@@ -160,10 +161,9 @@ func TestScenario(t *testing.T) {
 	}
 }
 
-// limit is how long a step may take that has no limit of its own, on a busy machine.
+// limit is how long a step may take on a busy machine.
 const limit = 2 * time.Minute
 
-// env is one scenario's cluster.
 type env struct {
 	t       *testing.T
 	root    string
@@ -174,7 +174,7 @@ type env struct {
 	store   *store.Store
 	line    *app.LifelineServer
 	token   string   // of the scenario itself and of rcctl
-	environ []string // that daemons get besides this process's
+	environ []string // variables of daemons, in addition to this process's
 	daemons []*daemon
 	rcIDs   map[string]string // see remember
 	dirs    []string          // removed at the end, besides dir
@@ -182,7 +182,7 @@ type env struct {
 	credentials *cluster.Credentials // see opens
 }
 
-// nets gives each scenario addresses of its own, so that static ports of scenarios that run together do not collide.
+// Each scenario has its own addresses, because static ports of scenarios that run together would collide.
 var nets atomic.Int32
 
 func newEnv(t *testing.T) *env {
@@ -205,9 +205,8 @@ func newEnv(t *testing.T) *env {
 	return e
 }
 
-// cleanup ends every process of the scenario, supervisors and pods included, and proves it. A scenario may have failed
-// where a supervisor was killed and there is no other one yet to end its pods when the lifeline breaks: what is left
-// of one that has failed is killed.
+// cleanup ends every process of the scenario, and checks that none is left. After a failure it kills what is left,
+// because without a supervisor, nothing ends pods when the lifeline breaks.
 func (e *env) cleanup() {
 	failed := e.t.Failed()
 	for _, d := range e.daemons {
@@ -254,7 +253,6 @@ func (e *env) cleanup() {
 	}
 }
 
-// killAll kills what ProcessesUnder has found.
 func killAll(found []string) {
 	for _, text := range found {
 		var pid int
@@ -264,7 +262,7 @@ func killAll(found []string) {
 	}
 }
 
-// startConsul starts a Consul of the scenario's own. config is more configuration as JSON.
+// config is JSON.
 func (e *env) startConsul(config string) {
 	e.t.Helper()
 	var err error
@@ -274,7 +272,6 @@ func (e *env) startConsul(config string) {
 	e.connect("")
 }
 
-// startConsulOnDisk starts a Consul that may be killed and started again.
 func (e *env) startConsulOnDisk() {
 	e.t.Helper()
 	var err error
@@ -298,20 +295,17 @@ func (e *env) connect(token string) {
 	e.store, e.token = store.New(e.client, keys), token
 }
 
-// network is the prefix of the addresses of this scenario's nodes: of the test process and the scenario, so that static ports
-// collide neither with other scenarios nor with another run of the tests on the same machine.
+// network depends on the test process and on the scenario, so that static ports do not collide with other scenarios or
+// runs.
 func (e *env) network() string { return fmt.Sprintf("127.%d.%d.", 2+os.Getpid()%250, e.net) }
 
-// address is where node number n (from 1) listens.
 func (e *env) address(n int) string { return fmt.Sprintf("%s%d", e.network(), n) }
 
-// daemon is one of our programs; it may be killed and started again.
 type daemon struct {
-	e    *env
-	name string
-	path string
-	args []string
-	// foreign programs know nothing of the lifeline and are killed at the end.
+	e       *env
+	name    string
+	path    string
+	args    []string
 	foreign bool
 
 	mu  sync.Mutex
@@ -323,7 +317,7 @@ type process struct {
 	ended chan struct{}
 }
 
-// start starts a program: one of bin/ by its name, any other by its path.
+// start starts a program of bin/ by its name, any other by its path.
 func (e *env) start(name, program string, args ...string) *daemon {
 	e.t.Helper()
 	if !filepath.IsAbs(program) {
@@ -335,7 +329,6 @@ func (e *env) start(name, program string, args ...string) *daemon {
 	return d
 }
 
-// example builds a program of docs/examples and returns its path.
 func (e *env) example(name string) string {
 	e.t.Helper()
 	program := filepath.Join(e.dir, "example-"+name)
@@ -347,19 +340,18 @@ func (e *env) example(name string) string {
 	return program
 }
 
-// farm starts a farm that talks to Consul at addr, or directly when addr is empty.
+// farm starts a farm; an empty addr is the scenario's Consul.
 func (e *env) farm(id, addr string, more ...string) *daemon {
 	e.t.Helper()
 	return e.start(id, "farm", append(e.common(id, addr), append([]string{"--id", id}, more...)...)...)
 }
 
-// preparer starts the agent of node number n, which is called n<n> and has rack a, b or c.
+// preparer starts the agent of node n<n>, with rack a, b or c.
 func (e *env) preparer(n int, more ...string) *daemon {
 	e.t.Helper()
 	return e.preparerAt(n, "", more...)
 }
 
-// preparerAt is preparer for a node whose Consul agent is at addr.
 func (e *env) preparerAt(n int, addr string, more ...string) *daemon {
 	e.t.Helper()
 	name := fmt.Sprintf("n%d", n)
@@ -373,7 +365,8 @@ func (e *env) common(name, addr string) []string {
 		addr = e.consul.Addr
 	}
 	return []string{
-		"--consul-addr", addr, "--data-dir", filepath.Join(e.dir, name), "--lifeline", filepath.Join(e.dir, "life.sock"), "--debug-addr", "127.0.0.1:0",
+		"--consul-addr", addr, "--data-dir", filepath.Join(e.dir, name), "--lifeline",
+		filepath.Join(e.dir, "life.sock"), "--debug-addr", "127.0.0.1:0",
 	}
 }
 
@@ -415,13 +408,11 @@ func (d *daemon) logTail(n int) string {
 
 func (d *daemon) signal(sig syscall.Signal) { _ = d.current().cmd.Process.Signal(sig) } // it may have ended
 
-// kill ends the daemon with SIGKILL and waits for it.
 func (d *daemon) kill() {
 	d.signal(syscall.SIGKILL)
 	<-d.current().ended
 }
 
-// rcctl runs the operators' tool and fails the scenario when it fails.
 func (e *env) rcctl(stdin string, args ...string) string {
 	e.t.Helper()
 	out, err := e.tryRcctl(stdin, args...)
@@ -432,7 +423,7 @@ func (e *env) rcctl(stdin string, args ...string) string {
 }
 
 func (e *env) tryRcctl(stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*limit) // its own --timeout comes first, and says more
+	ctx, cancel := context.WithTimeout(context.Background(), 2*limit) // rcctl's own --timeout is shorter
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(e.root, "bin", "rcctl"),
 		append([]string{"--consul-addr", e.consul.Addr}, args...)...)
@@ -445,14 +436,16 @@ func (e *env) tryRcctl(stdin string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// hello describes the scenario's sample controller.
 func (e *env) hello(replicas int, env map[string]string) cluster.Hello {
 	e.t.Helper()
 	a, err := cluster.HelloArtifact(e.root)
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return cluster.Hello{Name: "hello", Replicas: replicas, Port: 8080, Env: env, HealthTimeout: 5 * time.Second, Artifact: a}
+	return cluster.Hello{
+		Name: "hello", Replicas: replicas, Port: 8080, Env: env,
+		HealthTimeout: 5 * time.Second, Artifact: a,
+	}
 }
 
 func (e *env) apply(h cluster.Hello) {
@@ -460,19 +453,16 @@ func (e *env) apply(h cluster.Hello) {
 	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-")
 }
 
-// applied applies and waits until the controller says that it has converged.
 func (e *env) applied(h cluster.Hello) {
 	e.t.Helper()
 	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--wait", "--timeout", limit.String())
 }
 
-// within waits for a condition.
 func (e *env) within(d time.Duration, condition func() error) {
 	e.t.Helper()
 	consultest.Eventually(e.t, d, condition)
 }
 
-// rcID returns the id of the controller with a name.
 func (e *env) rcID(name string) string {
 	e.t.Helper()
 	id, err := e.store.RCIDByName(e.t.Context(), name)
@@ -482,8 +472,7 @@ func (e *env) rcID(name string) string {
 	return id
 }
 
-// processes returns the processes of the sample program on this scenario's nodes, from /proc and not from what anybody
-// reports: pid by where it listens and who it says it is.
+// processes returns the sample program's processes from /proc, not from reports: pids by <rc-id>/<role>.<index>@<node>.
 func (e *env) processes() map[string]int {
 	e.t.Helper()
 	found, err := e.scan()
@@ -493,7 +482,7 @@ func (e *env) processes() map[string]int {
 	return found
 }
 
-// scan is processes for goroutines of their own. One identity that runs twice on one node is an error.
+// scan is processes for other goroutines. An identity that runs twice on one node is an error.
 func (e *env) scan() (map[string]int, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
 	if err != nil {
@@ -518,7 +507,6 @@ func (e *env) scan() (map[string]int, error) {
 	return found, nil
 }
 
-// environOf returns the variables of a process, none when there is no such process.
 func environOf(pid int) map[string]string {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // it may have ended
 	vars := map[string]string{}
@@ -531,7 +519,7 @@ func environOf(pid int) map[string]string {
 
 func isZombie(pid int) bool { return processState(pid) == "Z" || processState(pid) == "" }
 
-// processState returns the letter of proc(5) for what a process is doing, "" when there is no such process.
+// processState returns a letter of proc(5), or "" if there is no such process.
 func processState(pid int) string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -542,7 +530,7 @@ func processState(pid int) string {
 	return state
 }
 
-// stop sends SIGSTOP and waits until every thread of the process stands still.
+// stop waits until every thread is stopped.
 func (e *env) stop(pid int) {
 	e.t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -566,13 +554,12 @@ func (e *env) stop(pid int) {
 	})
 }
 
-// isStub reports whether the process is about to become a pod's program but has not yet.
+// isStub reports whether the process has not executed the pod's program yet.
 func isStub(pid int) bool {
 	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // one that has ended is filtered by isZombie
 	return strings.Contains(string(cmdline), stub.Arg)
 }
 
-// sameProcesses fails unless exactly these processes run.
 func (e *env) sameProcesses(want map[string]int, when string) {
 	e.t.Helper()
 	got := e.processes()
@@ -583,7 +570,6 @@ func (e *env) sameProcesses(want map[string]int, when string) {
 	}
 }
 
-// placements returns the controller's placements by role.index.
 func (e *env) placements(rcID string) map[string]store.Rec[pod.Placement] {
 	e.t.Helper()
 	recs, corrupt, err := e.store.Pods.List(e.t.Context(), store.Consistent, rcID)
@@ -597,7 +583,6 @@ func (e *env) placements(rcID string) map[string]store.Rec[pod.Placement] {
 	return out
 }
 
-// nodes returns the node records by name.
 func (e *env) nodes() map[string]store.Rec[node.Node] {
 	e.t.Helper()
 	recs, corrupt, err := e.store.Nodes.List(e.t.Context(), store.Default)
@@ -611,7 +596,7 @@ func (e *env) nodes() map[string]store.Rec[node.Node] {
 	return out
 }
 
-// oneCopyEach fails if any identity is to run on two nodes, or runs on two nodes.
+// oneCopyEach fails if an identity runs on two nodes, or is to run there.
 func (e *env) oneCopyEach() {
 	e.t.Helper()
 	pairs, err := e.client.List(e.t.Context(), store.DefaultPrefix+"intent/", consul.Consistent)

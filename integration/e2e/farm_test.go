@@ -16,7 +16,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// alerts counts what the farms told about a record: "raised" or "resolved".
 func (e *env) alerts(what, key string) int {
 	n := 0
 	for _, d := range e.daemons {
@@ -29,7 +28,7 @@ func (e *env) alerts(what, key string) int {
 	return n
 }
 
-// keptProcesses fails unless all of these processes still run, whatever else does.
+// keptProcesses ignores other processes.
 func (e *env) keptProcesses(want map[string]int, when string) {
 	e.t.Helper()
 	now := e.processes()
@@ -40,7 +39,6 @@ func (e *env) keptProcesses(want map[string]int, when string) {
 	}
 }
 
-// members waits until exactly these farms are members.
 func (e *env) members(want ...string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -54,7 +52,7 @@ func (e *env) members(want ...string) {
 	})
 }
 
-// emptyRCs writes n controllers without replicas, straight into the store, and returns their ids.
+// emptyRCs writes n controllers without replicas, and returns their ids.
 func (e *env) emptyRCs(n int) []string {
 	e.t.Helper()
 	if _, err := e.store.EnsureSchema(e.t.Context()); err != nil {
@@ -67,7 +65,7 @@ func (e *env) emptyRCs(n int) []string {
 	return ids
 }
 
-// writeRC writes a controller whose pods only simulated nodes can run, straight into the store, and returns its id.
+// writeRC writes a controller whose pods only simulated nodes can run.
 func (e *env) writeRC(name string, replicas int, change func(*rc.RC)) string {
 	e.t.Helper()
 	m := manifest.Manifest{Version: 1, ID: "none", Launchables: []manifest.Launchable{{
@@ -82,14 +80,18 @@ func (e *env) writeRC(name string, replicas int, change func(*rc.RC)) string {
 		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &replicas}}, Strategy: rc.Dynamic,
 	}
 	change(&r)
-	err = e.store.Operator.ChangeRC(e.t.Context(), store.RCChange{RC: r, Manifests: []store.DeployManifest{{Digest: r.ManifestDigest, Canonical: canonical}}, Audit: store.NewAudit("scenario", "create", r.ID, nil)})
+	err = e.store.Operator.ChangeRC(e.t.Context(),
+		store.RCChange{
+			RC: r, Manifests: []store.DeployManifest{{Digest: r.ManifestDigest, Canonical: canonical}},
+			Audit: store.NewAudit("scenario", "create", r.ID, nil),
+		})
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	return r.ID
 }
 
-// owners counts controllers by the farm that holds their lock; the key "" counts those without an owner.
+// owners counts controllers by owner; "" is for no owner.
 func (e *env) owners() map[string]int {
 	e.t.Helper()
 	pairs, err := e.client.List(e.t.Context(), e.store.Keys().Locks.Key(), consul.Consistent)
@@ -110,7 +112,7 @@ func (e *env) owners() map[string]int {
 	return count
 }
 
-// quietFailover: the owner is killed on a cluster where nothing else happens; the other farm owns everything soon.
+// quietFailover: the owner is killed on a cluster where nothing else happens. Soon the other farm owns all controllers.
 func quietFailover(e *env) {
 	e.startConsul("")
 	e.preparer(1)
@@ -128,8 +130,8 @@ func quietFailover(e *env) {
 	e.within(limit, func() error { return e.owned(map[string]int{"f2": rcs + 1}) })
 	took := time.Since(killed)
 	e.t.Logf("all %d controllers were owned again %s after the kill", rcs+1, took.Round(time.Millisecond))
-	// The benchmark "failover" holds it to 3 s; here other scenarios run beside it. Farms that only found the free locks in
-	// their sweeps would need half a minute.
+	// The benchmark "failover" allows 3 s, but other scenarios run here. Farms that found the free locks in their
+	// sweeps would need half a minute.
 	if took > 15*time.Second {
 		e.t.Errorf("the take-over took %s", took)
 	}
@@ -147,7 +149,7 @@ func (e *env) owned(want map[string]int) error {
 // handover: SIGTERM gives every controller to the other farm at once; a farm that joins gets its share after a while.
 func handover(e *env) {
 	e.startConsul("")
-	const ttl = time.Minute // what is not handed over stays with a farm that ended for that long
+	const ttl = time.Minute // a lock that is not handed over stays with an ended farm for that long
 	f1 := e.farm("f1", "", "--ttl", ttl.String())
 	const rcs = 40
 	e.emptyRCs(rcs)
@@ -157,7 +159,7 @@ func handover(e *env) {
 	e.members("f1", "f2")
 
 	e.within(limit, func() error {
-		got := e.owners() // ids are random, and so are shares; this little has one farm once in a million runs
+		got := e.owners() // ids are random, and so are shares; a farm has so few once in a million runs
 		if got["f1"] < rcs/8 || got["f2"] < rcs/8 || got["f1"]+got["f2"] != rcs {
 			return fmt.Errorf("owners %v", got)
 		}
@@ -173,13 +175,14 @@ func handover(e *env) {
 	e.within(limit, func() error { return e.owned(map[string]int{"f2": rcs}) })
 	took := time.Since(asked)
 	e.t.Logf("after SIGTERM all were owned again within %s", took.Round(time.Millisecond))
-	if took > ttl/4 { // the benchmark "failover" holds it to 0.2 s
+	if took > ttl/4 { // the benchmark "failover" allows 0.2 s
 		e.t.Errorf("the hand-over took %s", took)
 	}
 	<-f1.current().ended
 }
 
-// corruptRecord: one controller, one node and one placement cannot be read. The rest goes on, and each is said loudly.
+// corruptRecord: one controller, one node and one placement cannot be read. All other work continues, and farms report
+// each of the three records.
 func corruptRecord(e *env) {
 	e.startConsul("")
 	for n := range 3 {
@@ -219,18 +222,19 @@ func corruptRecord(e *env) {
 			e.t.Errorf("%s was stopped because of an unreadable record", key)
 		}
 	}
-	f1.kill() // and a farm that starts into it goes on, too
+	f1.kill() // a farm that starts now continues the other work too
 	f1.startAgain()
 	e.applied(e.hello(1, nil))
 }
 
-// corruptNode: the record of a living node becomes garbage while pods run there. Its preparer writes it again. Until it does,
-// the alert names the record, nothing new is placed there, what runs there runs on and counts, and the rest goes on.
+// corruptNode: the record of a living node becomes garbage while pods run there. Its preparer writes the record again.
+// Until then, the alert names the record, and no new pod is placed on the node. The pods on the node continue to run
+// and are counted. All other work continues.
 func corruptNode(e *env) {
 	e.startConsul("")
 	preparers := map[string]*daemon{}
 	for n := range 3 {
-		preparers[fmt.Sprintf("n%d", n+1)] = e.preparer(n+1, "--ttl", "1m") // its session outlives what follows
+		preparers[fmt.Sprintf("n%d", n+1)] = e.preparer(n+1, "--ttl", "1m") // its session must not end below
 	}
 	f1 := e.farm("f1", "")
 	e.applied(e.hello(2, nil))
@@ -254,7 +258,6 @@ func corruptNode(e *env) {
 	e.within(limit, mended)
 	e.sameProcesses(before, "after the record of "+where+" was written again")
 
-	// A preparer that stands still cannot write it.
 	over := func() error {
 		if raised, resolved := e.alerts("raised", key), e.alerts("resolved", key); raised != resolved {
 			return fmt.Errorf("%d alerts about %s, of which %d are over", raised, key, resolved)
@@ -266,7 +269,7 @@ func corruptNode(e *env) {
 	e.stop(preparers[where].current().cmd.Process.Pid)
 	spoil()
 	e.noted(key)
-	e.applied(e.hello(3, nil)) // for which there is a node left
+	e.applied(e.hello(3, nil)) // a node is left for the third pod
 	there := e.hello(1, nil)
 	there.Name, there.Port, there.Selector = "there", 8081, "rack="+rack
 	e.apply(there)
@@ -274,7 +277,6 @@ func corruptNode(e *env) {
 	e.within(limit, func() error { return e.says(thereID, rc.InsufficientNodes, "of 2 nodes") })
 	e.keptProcesses(before, "while the record of "+where+" cannot be read")
 
-	// A farm that starts into it does not know what runs there. It places nothing, stops nothing, and tells nothing again.
 	processes := e.processes()
 	f1.kill()
 	f1.startAgain()
@@ -301,7 +303,6 @@ func corruptNode(e *env) {
 	e.oneCopyEach()
 }
 
-// says reports whether a condition is true of a controller, for a reason that contains the text.
 func (e *env) says(rcID string, condition rc.ConditionType, why string) error {
 	st, err := e.store.Statuses.Get(e.t.Context(), store.Default, rcID)
 	if err != nil {
@@ -359,8 +360,8 @@ func namePrefix(e *env) {
 	}
 }
 
-// breaker: a change that stops more than half of the pods trips the breaker unless it says that this is meant; nothing stops
-// until an operator resumes.
+// breaker: a change that stops more than half of the pods trips the breaker unless the change allows that; nothing
+// stops until an operator resumes.
 func breaker(e *env) {
 	e.startConsul("")
 	const pods = 12

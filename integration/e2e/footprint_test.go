@@ -23,23 +23,25 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// What P8 allows. The numbers are those of the promise and of the table in docs/architecture.md, whatever the programs say.
+// What P8 allows, by its text and docs/architecture.md, not by the programs' constants.
 const (
 	farmConnections     = 60
 	preparerConnections = 6
-	standingQueries     = 16 + 16 + 5 // of one farm
+	standingQueries     = 16 + 16 + 6 // of one farm
 )
 
-// manyRCs: 2,000 controllers, each with a pod, on one farm with Consul's default limit of 200 connections per client address. From its
-// start on the farm, and two preparers, have no more connections than P8 allows, by the kernel's own list; and no more queries wait at
-// Consul, by its own count, than would with one controller.
+// manyRCs: one farm has 2,000 controllers, each with a pod, and Consul has its default limit of 200 connections per
+// client address. From its start on, the farm has no more connections than P8 allows, by the kernel's list. The same
+// applies to two preparers. No more queries wait at Consul, by Consul's count, than with one controller.
 func manyRCs(e *env) {
 	e.startConsul(`{"telemetry": {"disable_hostname": true}}`)
 	const rcs = 2000
 	if _, err := e.store.EnsureSchema(e.t.Context()); err != nil {
 		e.t.Fatal(err)
 	}
-	e.fleet("", simnode.Fleet{Name: "many", Size: 50, Prepare: func(_ int, n *node.Node) { n.Labels = map[string]string{"kind": "many"} }})
+	e.fleet("", simnode.Fleet{Name: "many", Size: 50, Prepare: func(_ int, n *node.Node) {
+		n.Labels = map[string]string{"kind": "many"}
+	}})
 	daemons := map[*daemon]int{e.preparer(1): preparerConnections, e.preparer(2): preparerConnections}
 	for i := range rcs {
 		e.writeRC(fmt.Sprintf("rc-%d", i), 1, func(r *rc.RC) { r.NodeSelector = "kind=many" })
@@ -83,28 +85,28 @@ func manyRCs(e *env) {
 		}
 	}
 	e.t.Logf("%d queries wait at Consul, %d without the farm; up to %d did", waiting, others, f.queries)
-	// One may just have been answered, or be asked again. Far fewer would mean that this counts something else.
+	// A few queries may just have been answered. Far fewer would mean that the test counts something else.
 	const more = 5
 	if waiting-others < standingQueries-more || max(waiting, f.queries)-others > standingQueries+more {
-		e.t.Errorf("%d queries wait at Consul, up to %d did, %d without the farm, which should have %d, whatever the number of controllers (P8)",
+		e.t.Errorf(
+			"%d queries wait at Consul, up to %d did, %d without the farm, "+
+				"which should have %d, whatever the number of controllers (P8)",
 			waiting, f.queries, others, standingQueries)
 	}
 }
 
-// footprint is what daemons had at Consul over a time.
 type footprint struct {
 	looks   int
-	conns   map[*daemon]int // the most, in each of some looks in a row
-	queries int             // the most that waited, of all clients
+	conns   map[*daemon]int // the largest number that each of footprintRow looks in a row reached
+	queries int             // the largest number of queries of all clients that waited at once
 }
 
-// What is no look at a connection that is being replaced: its end may show later than the beginning of the next one.
+// A connection's end may show later than its replacement, so one look proves nothing.
 const (
 	footprintEvery = 50 * time.Millisecond
 	footprintRow   = 4 // looks
 )
 
-// watchFootprint looks again and again at what daemons have at Consul, until the returned function is called.
 func (e *env) watchFootprint(daemons []*daemon) (end func() footprint) {
 	ctx, cancel := context.WithCancel(e.t.Context())
 	f := footprint{conns: map[*daemon]int{}}
@@ -143,7 +145,6 @@ func (e *env) watchFootprint(daemons []*daemon) (end func() footprint) {
 	}
 }
 
-// pause returns false when ctx has ended.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -153,7 +154,6 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// connections counts the TCP connections that a process has to an address, as the kernel lists them.
 func connections(pid int, addr string) (int, error) {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -175,7 +175,8 @@ func connections(pid int, addr string) (int, error) {
 	}
 	n := 0
 	for line := range strings.Lines(string(table)) {
-		f := strings.Fields(line) // proc_net_tcp(5): the remote address is the third field, 01 in the fourth means established
+		// proc_net_tcp(5): the third field is the remote address, 01 in the fourth means established
+		f := strings.Fields(line)
 		if len(f) < 10 || f[3] != "01" || !inodes[f[9]] {
 			continue
 		}
@@ -187,7 +188,7 @@ func connections(pid int, addr string) (int, error) {
 	return n, nil
 }
 
-// blockingQueries returns how many queries wait at Consul, by its own count in an interval that begins after the call.
+// blockingQueries returns how many queries wait, by Consul's count in an interval that begins after the call.
 func (e *env) blockingQueries() int {
 	e.t.Helper()
 	asked, n := time.Now(), 0
@@ -202,7 +203,7 @@ func (e *env) blockingQueries() int {
 	return n
 }
 
-// queriesBlocking returns when the last interval began in which Consul counted the queries that wait, and how many did at its end.
+// queriesBlocking returns the beginning of Consul's last interval of metrics, and the queries that waited at its end.
 func (e *env) queriesBlocking(ctx context.Context) (begun time.Time, n int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.consul.Addr+"/v1/agent/metrics", nil)
 	if err != nil {

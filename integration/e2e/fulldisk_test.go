@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// fullDiskStop: a pod fills its node's disk and is started again every 100 ms. All the same it can be stopped, and so
-// can its neighbour. The supervisor is killed meanwhile; the next one starts nothing that was stopped.
+// fullDiskStop: a pod fills its node's disk and is started again every 100 ms. Even so the pod and its neighbour can be
+// stopped. The supervisor is killed meanwhile, and the next supervisor starts no pod that was stopped.
 func fullDiskStop(e *env) {
 	e.startConsul("")
 	n1 := e.smallDisk(64 << 20)
@@ -31,7 +31,7 @@ pod:
     restart: {backoff_min: 100ms, backoff_max: 100ms}
 `)
 	e.remember("hello", "filler")
-	const restarts = 60 // more than room that all records share would last
+	const restarts = 60 // space that all records shared would not last for so many
 	e.within(2*limit, func() error { return e.startedAgain("filler", restarts) })
 	var st syscall.Statfs_t
 	root := filepath.Join("/proc", strconv.Itoa(n1.current().cmd.Process.Pid), "root", e.dir, "n1")
@@ -53,8 +53,7 @@ pod:
 	}
 }
 
-// smallDisk starts the first node's preparer with a data directory on a file system of so many bytes, which is mounted
-// in a mount namespace of the preparer's own.
+// smallDisk starts a preparer whose data directory is a file system of this size, in its own mount namespace.
 func (e *env) smallDisk(bytes int) *daemon {
 	e.t.Helper()
 	data := filepath.Join(e.dir, "n1")
@@ -67,11 +66,12 @@ func (e *env) smallDisk(bytes int) *daemon {
 		unshare = "-Urm"
 		script += fmt.Sprintf("unshare -U --map-user=%d --map-group=%d ", uid, gid)
 	}
-	args := append([]string{unshare, "sh", "-c", script + `"$@"`, data, filepath.Join(e.root, "bin", "preparer")}, e.common("n1", "")...)
-	return e.start("n1", "/usr/bin/unshare", append(args, "--node", "n1", "--address", e.address(1), "--artifact-reserve-bytes", "0")...)
+	args := append([]string{unshare, "sh", "-c", script + `"$@"`, data, filepath.Join(e.root, "bin", "preparer")},
+		e.common("n1", "")...)
+	return e.start("n1", "/usr/bin/unshare", append(args, "--node", "n1", "--address", e.address(1),
+		"--artifact-reserve-bytes", "0")...)
 }
 
-// startedAgain reports whether the first pod of a controller has been started again so many times.
 func (e *env) startedAgain(name string, times int) error {
 	recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 	if err != nil {

@@ -19,18 +19,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// The versions of the programs of an upgrade: the newer one has fields that the older one does not.
+// The newer version has fields that the older one does not have.
 const (
 	oldVersion = "0.1.0"
 	newVersion = "0.2.0"
 )
 
-// buildAs builds our programs as those of a version, and returns where they are.
 func (e *env) buildAs(version string) string {
 	e.t.Helper()
 	dir := filepath.Join(e.dir, "v"+version)
 	stamp := "-X github.com/rcfarm/rcfarm/pkg/app.described=v" + version
-	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-ldflags", stamp, "-o", dir+"/", "./cmd/farm", "./cmd/preparer", "./cmd/rcctl")
+	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-ldflags", stamp, "-o", dir+"/",
+		"./cmd/farm", "./cmd/preparer", "./cmd/rcctl")
 	build.Dir, build.Env = e.root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		e.t.Fatalf("build version %s: %v\n%s", version, err, out)
@@ -38,7 +38,6 @@ func (e *env) buildAs(version string) string {
 	return dir
 }
 
-// gateWatch sees all records at each moment.
 type gateWatch struct {
 	mu     sync.Mutex
 	gate   string
@@ -46,7 +45,6 @@ type gateWatch struct {
 	early  []string // keys that had fields of the newer version before the gate allowed them
 }
 
-// see looks at one moment.
 func (g *gateWatch) see(snap consul.Snapshot) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -57,43 +55,41 @@ func (g *gateWatch) see(snap consul.Snapshot) {
 		}
 	}
 	for _, p := range snap.Pairs {
-		if text := string(p.Value); g.gate != newVersion && (strings.Contains(text, `"mode":`) || strings.Contains(text, `"ports_in_use":`)) {
+		if text := string(p.Value); g.gate != newVersion &&
+			(strings.Contains(text, `"mode":`) || strings.Contains(text, `"ports_in_use":`)) {
 			g.early = append(g.early, p.Key)
 		}
 	}
 }
 
-// watchGate looks at all records until the scenario ends.
 func (e *env) watchGate() *gateWatch {
 	g := &gateWatch{}
 	ctx, cancel := context.WithCancel(e.t.Context())
 	var done sync.WaitGroup
 	done.Go(func() {
-		_ = e.client.WatchPrefix(ctx, store.DefaultPrefix, consul.WatchOptions{OnError: func(error) {}}, func(snap consul.Snapshot) error {
-			g.see(snap)
-			return nil
-		})
+		_ = e.client.WatchPrefix(ctx, store.DefaultPrefix, consul.WatchOptions{OnError: func(error) {}},
+			func(snap consul.Snapshot) error {
+				g.see(snap)
+				return nil
+			})
 	})
 	e.t.Cleanup(func() { cancel(); done.Wait() })
 	return g
 }
 
-// isGate reports whether the gate is a version.
 func (e *env) isGate(version string) error {
-	gate, err := e.store.PresentGate(e.t.Context())
+	gate, err := e.store.ReadGate(e.t.Context())
 	if err == nil && gate.Value.Version != version {
 		err = fmt.Errorf("the gate is %s, want %s", gate.Value.Version, version)
 	}
 	return err
 }
 
-// gateOpen waits until everything that this version brought may be written.
 func (e *env) gateOpen() {
 	e.t.Helper()
 	e.within(limit, func() error { return e.isGate(feature.Known.Newest()) })
 }
 
-// leads waits until one of some farms leads.
 func (e *env) leads(ids ...string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -108,7 +104,6 @@ func (e *env) leads(ids ...string) {
 	})
 }
 
-// replace ends a daemon and starts it as another program, once it has ended.
 func (d *daemon) replace(program string) {
 	d.signal(syscall.SIGTERM)
 	<-d.current().ended
@@ -116,7 +111,6 @@ func (d *daemon) replace(program string) {
 	d.startAgain()
 }
 
-// refusedBy runs a command that must be refused with a reason.
 func (e *env) refusedBy(rcctl, stdin, want string, args ...string) {
 	e.t.Helper()
 	cmd := exec.CommandContext(e.t.Context(), rcctl, append([]string{"--consul-addr", e.consul.Addr}, args...)...)
@@ -140,18 +134,20 @@ pod:
     args: ["1000000"]
 `
 
-// upgrade: farms and a preparer of one version are replaced by those of the next, one by one. While one of the older lives an older one leads,
-// and nothing is written that it does not know; then the gate opens, once, and who is too old for it writes nothing any more.
+// upgrade: farms and a preparer of one version are replaced by programs of the next version, one by one. While a farm
+// of the earlier version lives, a farm of this version leads, and no record has a field that this version does not
+// know. After that, the gate is raised once. A program whose version is below the gate writes nothing any more.
 func upgrade(e *env) {
 	before, after := e.buildAs(oldVersion), e.buildAs(newVersion)
-	e.startConsul(`{"limits": {"http_max_conns_per_client": 1000}}`) // all of it is on one machine
+	e.startConsul(`{"limits": {"http_max_conns_per_client": 1000}}`) // all daemons are on one machine
 	g := e.watchGate()
 	ids := []string{"f1", "f2", "f3"}
 	farms := map[string]*daemon{}
 	for _, id := range ids {
 		farms[id] = e.start(id, filepath.Join(before, "farm"), append(e.common(id, ""), "--id", id)...)
 	}
-	n1 := e.start("n1", filepath.Join(before, "preparer"), append(e.common("n1", ""), "--node", "n1", "--address", e.address(1))...)
+	n1 := e.start("n1", filepath.Join(before, "preparer"),
+		append(e.common("n1", ""), "--node", "n1", "--address", e.address(1))...)
 	e.within(limit, func() error { return e.isGate(oldVersion) })
 	h := e.hello(1, nil)
 	e.applied(h)
@@ -182,9 +178,11 @@ func upgrade(e *env) {
 	e.rcctl(onEachNode, "apply", "-f", "-", "--wait")
 	running = e.processes()
 
-	// Who is older than the gate says so, and ends or changes nothing.
 	e.refusedBy(filepath.Join(before, "rcctl"), "", "upgrade it to "+newVersion, "rc", "scale", "hello", "0")
-	for id, with := range map[string][]string{"f4": {filepath.Join(before, "farm")}, "f5": {filepath.Join(after, "farm"), "--emulation-version", oldVersion}} {
+	for id, with := range map[string][]string{
+		"f4": {filepath.Join(before, "farm")},
+		"f5": {filepath.Join(after, "farm"), "--emulation-version", oldVersion},
+	} {
 		d := e.start(id, with[0], append(append(e.common(id, ""), "--id", id), with[1:]...)...)
 		e.within(limit, func() error {
 			select {
@@ -202,7 +200,6 @@ func upgrade(e *env) {
 	e.gateHistory(g)
 }
 
-// gateHistory looks back: the gate was raised once, by one leader, and nothing was written before it that it did not allow.
 func (e *env) gateHistory(g *gateWatch) {
 	e.t.Helper()
 	g.mu.Lock()

@@ -37,7 +37,8 @@ func execStop(e *env) {
 	}
 }
 
-// hostilePod: a pod does to its node what it can; the node goes on, its neighbour too, through restarts and stops.
+// hostilePod: a pod harms its node as much as it can. The node and another pod on it continue to work, also during
+// restarts and stops.
 func hostilePod(e *env) {
 	dir := e.inMemory()
 	e.startConsul("")
@@ -68,7 +69,7 @@ func hostilePod(e *env) {
 	n1.startAgain()
 	e.rcctl("", "rc", "delete", "mischief", "--force", "--allow-mass-stop", "--wait", "--timeout", limit.String())
 	e.sameProcesses(good, "after its neighbour was deleted")
-	n1.kill() // the deletion goes on
+	n1.kill() // the next preparer continues the deletion
 	n1.startAgain()
 	for _, left := range []string{name, ".removed"} {
 		e.within(limit, func() error {
@@ -83,14 +84,14 @@ func hostilePod(e *env) {
 	e.rcctl("", "rc", "scale", "hello", "0", "--wait", "--timeout", limit.String())
 }
 
-// besieged: while a pod takes all connections that it gets, the preparer answers whoever asks it, and operators read logs and run
-// commands. The pod itself is not let in where they are.
+// besieged: while a pod takes all connections that it gets, operators read logs and run commands. The pod itself gets
+// no access to the operators' API.
 func (e *env) besieged(n *daemon, told string) {
 	e.t.Helper()
 	e.within(limit, func() error {
 		text, err := os.ReadFile(told)
 		if err == nil && os.Geteuid() == 0 && !strings.Contains(string(text), "permission denied") {
-			e.t.Fatalf("the pod asked the node API, and was told %q", text)
+			e.t.Fatalf("the pod asked the node API, and got %q", text)
 		}
 		return err
 	})
@@ -105,7 +106,7 @@ func (e *env) besieged(n *daemon, told string) {
 	}
 }
 
-// inMemory returns a directory that is deleted quickly whatever is in it, reachable for pods.
+// inMemory returns a directory that pods can reach, and that is deleted quickly.
 func (e *env) inMemory() string {
 	e.t.Helper()
 	const memory = "/dev/shm"
@@ -124,7 +125,6 @@ func (e *env) inMemory() string {
 	return dir
 }
 
-// awaitMischief waits until a log, or what was rotated out of it, says that the pod has done its worst.
 func (e *env) awaitMischief(log string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -140,14 +140,15 @@ func (e *env) awaitMischief(log string) {
 				texts = append(texts, string(text))
 			}
 		}
-		if all := strings.Join(texts, ""); !strings.Contains(all, "mischief done") && !strings.Contains(all, "stretching") {
+		if all := strings.Join(texts, ""); !strings.Contains(all, "mischief done") &&
+			!strings.Contains(all, "stretching") {
 			return fmt.Errorf("its logs say %q", all)
 		}
 		return nil
 	})
 }
 
-// takesNoRoom waits until a log that its program stretches is longer than any disk, and takes next to none.
+// takesNoRoom waits until a log is longer than any disk, and takes almost no space.
 func (e *env) takesNoRoom(log string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -162,7 +163,6 @@ func (e *env) takesNoRoom(log string) {
 	})
 }
 
-// cut waits until a log was rotated.
 func (e *env) cut(log string) {
 	e.t.Helper()
 	e.within(limit, func() error {

@@ -10,14 +10,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// hostile is whoever holds the token of one node.
 type hostile struct {
 	*env
-	node, token, session string            // token hides the operator's, which rcctl has
-	rcs                  map[string]string // ids of controllers, none of which has a pod on the node
+	node, token, session string            // token hides env.token, which rcctl uses
+	rcs                  map[string]string // ids of controllers; none has a pod on the node
 }
 
-// may writes with the node's token, and fails the scenario unless Consul lets it.
 func (h *hostile) may(method, path, body string) string {
 	h.t.Helper()
 	req, err := http.NewRequestWithContext(h.t.Context(), method, "http://"+h.consul.Addr+path, strings.NewReader(body))
@@ -37,29 +35,30 @@ func (h *hostile) may(method, path, body string) string {
 	return string(answer)
 }
 
-// puts writes a key.
 func (h *hostile) puts(key, text string) { h.t.Helper(); h.may(http.MethodPut, "/v1/kv/"+key, text) }
 
-// says writes the node's record under a session of its own, as its preparer would; what is in the record besides its
-// name is given.
+// says writes the node's record under the intruder's own session. more has further fields, as JSON.
 func (h *hostile) says(more string) {
 	h.t.Helper()
 	key := h.store.Keys().Nodes.Key(h.node)
-	h.may(http.MethodPut, "/v1/kv/"+key+"?acquire="+h.session, fmt.Sprintf(`{"name":%q,"address":"127.0.0.1","consul_node":"","capacity":{"slots":9},%s}`, h.node, more))
+	h.may(http.MethodPut, "/v1/kv/"+key+"?acquire="+h.session,
+		fmt.Sprintf(`{"name":%q,"address":"127.0.0.1","consul_node":"","capacity":{"slots":9},%s}`, h.node, more))
 }
 
-// lists writes a page of orphans and a record that leads to it.
 func (h *hostile) lists(edition string, orphans ...string) {
 	h.t.Helper()
-	h.puts(h.store.Keys().OrphanPages.Key(h.node, "0"), fmt.Sprintf(`{"node":%q,"page":0,"edition":%q,"nonce":"n","orphans":[%s]}`, h.node, edition, strings.Join(orphans, ",")))
+	h.puts(h.store.Keys().OrphanPages.Key(h.node, "0"),
+		fmt.Sprintf(`{"node":%q,"page":0,"edition":%q,"nonce":"n","orphans":[%s]}`, h.node,
+			edition, strings.Join(orphans, ",")))
 	h.says(fmt.Sprintf(`"orphan_pages":{"edition":%q,"count":1,"orphans":%d}`, edition, len(orphans)))
 }
 
 func (h *hostile) orphan(rc, role string, index int64, digest string, more string) string {
-	return fmt.Sprintf(`{"rc_id":%q,"role":%q,"index":%d,"pod_id":"hello","digest":%q,"revision":7,"reason":"orphaned"%s}`, h.rcs[rc], role, index, digest, more)
+	return fmt.Sprintf(
+		`{"rc_id":%q,"role":%q,"index":%d,"pod_id":"hello","digest":%q,"revision":7,"reason":"orphaned"%s}`,
+		h.rcs[rc], role, index, digest, more)
 }
 
-// hostileDeeds are what a node's token is tried for, by what it does.
 var hostileDeeds = []struct {
 	name string
 	does func(h *hostile)
@@ -72,12 +71,16 @@ var hostileDeeds = []struct {
 	{"a regression of the far future", func(h *hostile) { h.says(`"regressed":"7zzzzzzzzzzzzzzzzzzzzzzzzz"`) }},
 	{"orphans that cannot be", func(h *hostile) {
 		digest := strings.Repeat("d", 64)
-		h.lists("cannot-be", h.orphan("hello", "main", 0, "", ""), h.orphan("hello", "main", -1, digest, ""), h.orphan("hello", "", 0, digest, ""), h.orphan("hello", "../..", 5, digest, ""),
-			h.orphan("hello", "main", math.MaxInt64, digest, ""), h.orphan("hello", "main", 6, digest, `,"ports":{"http":70000}`), h.orphan("hello", "main", 7, digest, `,"memory":-1`), `null`, `7`)
+		h.lists("cannot-be", h.orphan("hello", "main", 0, "", ""), h.orphan("hello", "main", -1, digest, ""),
+			h.orphan("hello", "", 0, digest, ""), h.orphan("hello", "../..", 5, digest, ""),
+			h.orphan("hello", "main", math.MaxInt64, digest, ""),
+			h.orphan("hello", "main", 6, digest, `,"ports":{"http":70000}`),
+			h.orphan("hello", "main", 7, digest, `,"memory":-1`), `null`, `7`)
 	}},
 	{"pods of every controller, placed elsewhere", func(h *hostile) {
 		digest := strings.Repeat("d", 64)
-		h.lists("others", h.orphan("hello", "main", 0, digest, ""), h.orphan("other", "main", 0, digest, ""), h.orphan("hello", "main", 1, digest, fmt.Sprintf(`,"revision":%d`, math.MaxInt64)))
+		h.lists("others", h.orphan("hello", "main", 0, digest, ""), h.orphan("other", "main", 0, digest, ""),
+			h.orphan("hello", "main", 1, digest, fmt.Sprintf(`,"revision":%d`, math.MaxInt64)))
 	}},
 	{"pages of 500 KiB", func(h *hostile) {
 		for n := range 8 {
@@ -107,7 +110,8 @@ var hostileDeeds = []struct {
 		for _, id := range h.rcs {
 			for i := range 3 {
 				h.puts(h.store.Keys().Realities.Key(h.node, fmt.Sprintf("%s/main.%d", id, i)), fmt.Sprintf(
-					`{"rc_id":%q,"role":"main","index":%d,"node":%q,"digest":"x","state":"stopped","revision":%d,"restarts":-1}`, id, i, h.node, math.MaxInt64))
+					`{"rc_id":%q,"role":"main","index":%d,"node":%q,"digest":"x","state":"stopped",`+
+						`"revision":%d,"restarts":-1}`, id, i, h.node, math.MaxInt64))
 			}
 		}
 	}},
@@ -118,7 +122,9 @@ var hostileDeeds = []struct {
 		}
 	}},
 	{"shares without end", func(h *hostile) {
-		h.puts(h.store.Keys().Reservations.Key(h.node), fmt.Sprintf(`{"holders":{"x":{"cpu":%d,"memory":-1,"ports":[1,1,70000]},"y":{"memory":%d}}}`, math.MaxInt64, math.MaxInt64))
+		h.puts(h.store.Keys().Reservations.Key(h.node),
+			fmt.Sprintf(`{"holders":{"x":{"cpu":%d,"memory":-1,"ports":[1,1,70000]},"y":{"memory":%d}}}`, math.MaxInt64,
+				math.MaxInt64))
 	}},
 	{"word from the year 9999, and bells", func(h *hostile) {
 		h.puts(h.store.Keys().HeardNodes.Key(h.node), `{"at":"9999-12-31T23:59:59-23:59","every_seconds":1e300}`)
@@ -128,8 +134,8 @@ var hostileDeeds = []struct {
 	}},
 }
 
-// hostileNode: whoever has one node's token writes what it likes, one thing after the other. Each time the other nodes
-// and all controllers go on, and no farm begins again.
+// hostileNode: an intruder with one node's token writes one bad record after the other. Each time the other nodes and
+// all controllers continue to work, and no farm has to begin a new session.
 func hostileNode(e *env) {
 	agent := e.startGuarded()
 	farm := e.tokensOf(1, "farm", "--agent", agent)[0].SecretID
@@ -139,7 +145,8 @@ func hostileNode(e *env) {
 	}
 	for n := 1; n <= 3; n++ {
 		name := fmt.Sprintf("n%d", n)
-		e.preparer(n, "--token-file", e.tokenFile(name, e.tokensOf(1, "preparer", "--node", name, "--agent", agent)[0].SecretID))
+		e.preparer(n, "--token-file",
+			e.tokenFile(name, e.tokensOf(1, "preparer", "--node", name, "--agent", agent)[0].SecretID))
 	}
 	token := e.tokensOf(1, "preparer", "--node", "n9", "--agent", agent)[0].SecretID
 	e.token = e.tokensOf(1, "operator")[0].SecretID
@@ -157,7 +164,8 @@ func hostileNode(e *env) {
 		h.rcs[all[i].Value.Name] = all[i].Value.ID
 	}
 	var session struct{ ID string }
-	e.decode([]byte(h.may(http.MethodPut, "/v1/session/create", fmt.Sprintf(`{"Node":%q,"TTL":"600s","LockDelay":"0s"}`, agent))), &session)
+	e.decode([]byte(h.may(http.MethodPut, "/v1/session/create",
+		fmt.Sprintf(`{"Node":%q,"TTL":"600s","LockDelay":"0s"}`, agent))), &session)
 	h.session = session.ID
 	before := e.farmSessions()
 	for i, deed := range hostileDeeds {
@@ -178,8 +186,7 @@ func hostileNode(e *env) {
 	e.deployed(web{replicas: 2, version: "2", update: "step: 1"})
 }
 
-// listsNodes fails the scenario unless rcctl nodes shows the other nodes. Where it cannot read a record it says which,
-// and what helps.
+// listsNodes needs the other nodes in rcctl nodes, and, for an unreadable record, its name and the cure.
 func (e *env) listsNodes() {
 	e.t.Helper()
 	out, err := e.tryRcctl("", "nodes")
@@ -188,13 +195,13 @@ func (e *env) listsNodes() {
 			e.t.Errorf("rcctl nodes does not show %s: %v", name, err)
 		}
 	}
-	if err != nil && !(strings.Contains(out, "unreadable record "+e.store.Keys().Nodes.Key("n9")) && strings.Contains(out, "next: ")) {
+	if err != nil && !(strings.Contains(out, "unreadable record "+e.store.Keys().Nodes.Key("n9")) &&
+		strings.Contains(out, "next: ")) {
 		e.t.Error(err)
 	}
 }
 
-// scaledTo scales a controller and waits until so many of its pods are there, and no more. Copies that only the hostile
-// node says it has do not count.
+// Copies that only the hostile node reports do not count for scaledTo.
 func (e *env) scaledTo(name string, n int) {
 	e.t.Helper()
 	e.rcctl("", "rc", "scale", name, fmt.Sprint(n))
@@ -202,13 +209,13 @@ func (e *env) scaledTo(name string, n int) {
 	e.within(limit, func() error {
 		st, err := e.store.Statuses.Get(e.t.Context(), store.Consistent, id)
 		if err == nil && (st.Value.Desired != n || st.Value.Available != n) {
-			err = fmt.Errorf("%s has %d pods available of %d, want %d: %v", name, st.Value.Available, st.Value.Desired, n, st.Value.Conditions)
+			err = fmt.Errorf("%s has %d pods available of %d, want %d: %v", name, st.Value.Available,
+				st.Value.Desired, n, st.Value.Conditions)
 		}
 		return err
 	})
 }
 
-// farmSessions returns the sessions of all farms, by their ids.
 func (e *env) farmSessions() map[string]string {
 	e.t.Helper()
 	recs, _, err := e.store.Farms.List(e.t.Context(), store.Consistent)

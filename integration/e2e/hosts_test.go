@@ -9,8 +9,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// twoHosts: two machines are given one node name. The second does nothing, says why, and goes on doing nothing when the first
-// machine's preparer is away; once that machine is gone, the name is the second's.
+// twoHosts: two machines have the same node name. The second machine does nothing and reports why, also while the first
+// machine's preparer is away. When the first machine is gone, the second gets the name.
 func twoHosts(e *env) {
 	e.startConsul("")
 	firstAgent, firstAddr := e.agent(1)
@@ -21,7 +21,8 @@ func twoHosts(e *env) {
 	id := e.rcID("hello")
 	processes, owner := e.processes(), e.node("n1").Value.Host
 
-	second := e.start("n1-twin", "preparer", append(e.common("n1-twin", secondAddr), "--node", "n1", "--address", e.address(2))...)
+	second := e.start("n1-twin", "preparer",
+		append(e.common("n1-twin", secondAddr), "--node", "n1", "--address", e.address(2))...)
 	e.refusedTimes(second, 1)
 	for _, want := range []string{owner, "machine-1", "machine-2", "--take-over-name"} {
 		if !strings.Contains(second.logText(), want) {
@@ -32,7 +33,7 @@ func twoHosts(e *env) {
 		first.kill()
 		e.within(limit, func() error { return e.lockedBy("", owner) })
 		second.kill()
-		second.startAgain() // it decides anew, with the lock free
+		second.startAgain() // it decides anew while the lock is free
 		e.refusedTimes(second, 2+round)
 		if err := e.lockedBy("", owner); err != nil {
 			e.t.Error(err)
@@ -57,7 +58,7 @@ func twoHosts(e *env) {
 	if !e.agentFailed("machine-1") {
 		e.t.Error("the name was taken over from a machine whose agent lives")
 	}
-	e.within(limit, func() error { // what Consul says of the pod may still be the first machine's
+	e.within(limit, func() error { // Consul may still have the pod's check from the first machine
 		if len(e.processes()) != 1 || e.node("n1").Value.ConsulNode != "machine-2" {
 			return fmt.Errorf("processes %v of node %+v", e.processes(), e.node("n1").Value)
 		}
@@ -74,7 +75,6 @@ func (e *env) node(name string) store.Rec[node.Node] {
 	return rec
 }
 
-// refusedTimes waits until a preparer has said n times that its name is another's.
 func (e *env) refusedTimes(d *daemon, n int) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -85,11 +85,12 @@ func (e *env) refusedTimes(d *daemon, n int) {
 	})
 }
 
-// lockedBy reports whether the record of n1 is still the host's, and locked by anybody or, without a who, nobody.
+// An empty who means that the record is not locked.
 func (e *env) lockedBy(who, host string) error {
 	n := e.node("n1")
 	if (n.Session != "") != (who != "") || n.Value.Host != host {
-		return errors.Join(fmt.Errorf("host %s, session %q", n.Value.Host, n.Session), fmt.Errorf("want host %s, locked by %q", host, who))
+		return errors.Join(fmt.Errorf("host %s, session %q", n.Value.Host, n.Session),
+			fmt.Errorf("want host %s, locked by %q", host, who))
 	}
 	return nil
 }

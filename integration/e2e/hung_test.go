@@ -12,9 +12,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// hungSupervisor: a supervisor is stopped in mid-air, and one pod dies. Log, metric, node record and realities say so
-// within 30 s, the dead pod counts no more, a stop says what it waits for, and nothing is ended. When the supervisor
-// goes on everything is well again by itself.
+// hungSupervisor: a supervisor is stopped, and one pod dies. Log, metric, node record and realities report it within 30
+// s, the dead pod is not available any more, a stop reports what it waits for, and nothing is ended. When the
+// supervisor continues, all reports return to normal by themselves.
 func hungSupervisor(e *env) {
 	e.startConsul("")
 	n1 := e.preparer(1)
@@ -56,7 +56,8 @@ func hungSupervisor(e *env) {
 	e.rcctl("", "rc", "delete", "spare", "--force", "--allow-mass-stop")
 	e.within(limit, func() error { return says(true) })
 	e.within(limit, func() error {
-		return errors.Join(e.said("doomed", pod.StateFailed, false), e.said("hello", pod.StateReady, true), e.said("spare", pod.StateStopping, false))
+		return errors.Join(e.said("doomed", pod.StateFailed, false), e.said("hello", pod.StateReady, true),
+			e.said("spare", pod.StateStopping, false))
 	})
 	if took := time.Since(hung); took > 30*time.Second {
 		e.t.Errorf("reported only after %s", took)
@@ -77,7 +78,8 @@ func hungSupervisor(e *env) {
 	e.within(limit, func() error {
 		recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 		for _, rec := range recs {
-			if strings.Contains(rec.Value.Message, "does not answer") || rec.Value.RCID == e.rcIDs["spare"] && rec.Value.State != pod.StateStopped {
+			if strings.Contains(rec.Value.Message, "does not answer") ||
+				rec.Value.RCID == e.rcIDs["spare"] && rec.Value.State != pod.StateStopped {
 				err = fmt.Errorf("reality %+v", rec.Value)
 			}
 		}
@@ -88,15 +90,14 @@ func hungSupervisor(e *env) {
 	}
 }
 
-// said reports whether the only pod of a controller is in this state, and its reality says that the supervisor does not
-// answer.
 func (e *env) said(name string, state pod.State, available bool) error {
 	recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 	if err != nil {
 		return err
 	}
 	for _, rec := range recs {
-		if r := rec.Value; r.RCID == e.rcIDs[name] && r.State == state && r.Available == available && strings.Contains(r.Message, "supervisor does not answer") {
+		if r := rec.Value; r.RCID == e.rcIDs[name] && r.State == state && r.Available == available &&
+			strings.Contains(r.Message, "supervisor does not answer") {
 			return nil
 		}
 	}

@@ -13,9 +13,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// hungProcess: a pod whose health check gets no answer is started again and again, says why, and is ready again once
-// its check passes. A pod without restart_after runs on. An agent or a preparer that stands still for
-// longer than restart_after has nothing started again, although the check failed before.
+// hungProcess: a pod whose health check gets no answer is restarted again and again, reports why, and is ready again
+// once its check passes. A pod without restart_after continues to run. If the agent or the preparer is stopped for
+// longer than restart_after while the check fails, and the program works again before the agent or the preparer
+// continues, no pod is restarted.
 func hungProcess(e *env) {
 	const after = 10 * time.Second
 	e.startConsul("")
@@ -37,7 +38,9 @@ func hungProcess(e *env) {
 			e.t.Fatal(err)
 		}
 		for _, name := range []string{"hello", "stays"} {
-			e.within(limit, func() error { return e.isNow(name, func(r *pod.Reality) bool { return r.State == pod.StateUnhealthy }) })
+			e.within(limit, func() error {
+				return e.isNow(name, func(r *pod.Reality) bool { return r.State == pod.StateUnhealthy })
+			})
 		}
 	}
 	heal := func() {
@@ -48,7 +51,6 @@ func hungProcess(e *env) {
 	}
 	ready := func(r *pod.Reality) bool { return r.State == pod.StateReady }
 
-	// Whoever stands still is stopped while the check fails, and finds a program that works.
 	for who, pid := range map[string]int{"agent": e.consul.Proc.Pid, "preparer": n1.current().cmd.Process.Pid} {
 		hang()
 		e.stop(pid)
@@ -63,17 +65,20 @@ func hungProcess(e *env) {
 		e.sameProcesses(runs, "after the "+who+" went on")
 	}
 
-	// Now it hangs for long, also each time that it was started again.
 	hang()
 	reason := "its health check failed for " + after.String()
 	e.within(limit, func() error {
-		return e.isNow("hello", func(r *pod.Reality) bool { return r.Restarts > 0 && r.LastExit != nil && r.LastExit.Reason == reason })
+		return e.isNow("hello", func(r *pod.Reality) bool {
+			return r.Restarts > 0 && r.LastExit != nil && r.LastExit.Reason == reason
+		})
 	})
 	if text := e.rcctl("", "pods", "-o", "json"); !strings.Contains(text, reason) {
 		e.t.Errorf("rcctl pods does not say why:\n%s", text)
 	}
 	e.within(limit, func() error {
-		return e.isNow("hello", func(r *pod.Reality) bool { return r.Restarts > 1 && r.LastExit != nil && r.LastExit.Reason == reason })
+		return e.isNow("hello", func(r *pod.Reality) bool {
+			return r.Restarts > 1 && r.LastExit != nil && r.LastExit.Reason == reason
+		})
 	})
 	if _, body, err := n1.asked("/metrics"); err != nil || strings.Contains(body, "rcfarm_preparer_hung_total 0") {
 		e.t.Errorf("the metrics count none: %v", err)
@@ -91,7 +96,6 @@ func hungProcess(e *env) {
 	}
 }
 
-// isNow returns an error unless what is reported of the only pod of a controller is as wanted.
 func (e *env) isNow(name string, ok func(*pod.Reality) bool) error {
 	recs, _, err := e.store.Realities.List(e.t.Context(), store.Default)
 	for i := range recs {

@@ -10,8 +10,9 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// defaultInstall: a preparer on a machine that never had one, with nothing but defaults and a strict umask, runs no pod as root.
-// What asks for root is refused until the node allows it. Where pods cannot have users, none is started, and all say why.
+// defaultInstall: a preparer on a new machine, with defaults and a strict umask, runs no pod as root. It refuses a
+// manifest that asks for root until the node allows it. If pods cannot have users, no pod is started, and the reports
+// of all pods have the reason.
 func defaultInstall(e *env) {
 	e.startConsul("")
 	life := filepath.Join(e.dir, "life.sock")
@@ -19,7 +20,7 @@ func defaultInstall(e *env) {
 	if err := os.Mkdir(lib, 0o755); err != nil {
 		e.t.Fatal(err)
 	}
-	// An empty directory takes the place of /var/lib, in a mount namespace of the preparer's own.
+	// In the preparer's own mount namespace, an empty directory takes the place of /var/lib.
 	install := func(more ...string) *daemon {
 		unshare, script := "-m", `umask 077; mount --bind "$0" /var/lib && exec "$@"`
 		if os.Getuid() != 0 {
@@ -65,7 +66,6 @@ func defaultInstall(e *env) {
 	e.keptProcesses(before, "of the others when root was allowed")
 }
 
-// nodesShow returns nil if the table of nodes shows what the one node does about isolation.
 func (e *env) nodesShow(isolation string) error {
 	if out := e.rcctl("", "nodes"); !strings.Contains(out, "ISOLATION") || !strings.Contains(out, " "+isolation) {
 		return fmt.Errorf("rcctl nodes does not say %q:\n%s", isolation, out)
@@ -73,7 +73,6 @@ func (e *env) nodesShow(isolation string) error {
 	return nil
 }
 
-// runsAs checks that so many processes of the sample program run, and as whom.
 func (e *env) runsAs(n int, right func(uid string) bool) {
 	e.t.Helper()
 	all := e.processes()
@@ -87,7 +86,6 @@ func (e *env) runsAs(n int, right func(uid string) bool) {
 	}
 }
 
-// uidOf returns the real user id of a process, "" when it is gone.
 func uidOf(pid int) string {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(status)) {

@@ -12,7 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// farmLeader waits until one of the farms leads, by what rcctl says, and returns it.
 func (e *env) farmLeader(ids ...string) string {
 	e.t.Helper()
 	var leader string
@@ -48,7 +47,7 @@ func (e *env) farmLeader(ids ...string) string {
 	return leader
 }
 
-// spoiled writes a node's record that nobody can read, and that nobody but the leader tells of. It returns its key.
+// spoiled writes an unreadable record of a node, about which only the leader alerts.
 func (e *env) spoiled(name string) string {
 	e.t.Helper()
 	key := e.store.Keys().Nodes.Key(name)
@@ -58,7 +57,7 @@ func (e *env) spoiled(name string) string {
 	return key
 }
 
-// noted waits until the store says that somebody was told of a key, so that no successor tells it again.
+// noted waits until a record shows that an alert was sent. After that no successor sends it again.
 func (e *env) noted(key string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -71,12 +70,12 @@ func (e *env) noted(key string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("nobody was told of %s: %+v", key, incidents.Value)
+		return fmt.Errorf("no alert of %s: %+v", key, incidents.Value)
 	})
 }
 
-// leaderLoss: the farm that leads is killed, and then paused in the middle of a write. Another one goes on with what belongs to no controller,
-// nothing is told twice, and what the paused leader was about to write is refused.
+// leaderLoss: the leading farm is killed. Later the leading farm is paused in the middle of a write. Each time another
+// farm continues the leader's work, and no alert is sent twice. The write of the paused leader is refused.
 func leaderLoss(e *env) {
 	e.startConsul("")
 	p := newProxy(e.t, e.consul.Addr)
@@ -84,7 +83,7 @@ func leaderLoss(e *env) {
 	e.farmLeader("f1")
 	farms["f2"], farms["f3"] = e.farm("f2", p.addr), e.farm("f3", p.addr)
 	e.members("f1", "f2", "f3")
-	e.farmLeader("f1") // as old as the others, and it has it
+	e.farmLeader("f1") // no other farm is preferred to f1, so f1 still leads
 	bad1 := e.spoiled("bad1")
 	e.noted(bad1)
 
@@ -136,12 +135,14 @@ func leaderLoss(e *env) {
 	}
 }
 
-// untold waits until a node is not told of a pod any more, and reports nothing of it.
 func (e *env) untold(node string, id pod.Identity) {
 	e.t.Helper()
 	k := e.store.Keys()
 	e.within(limit, func() error {
-		for _, key := range []string{k.Intents.Key(node, id.String()), k.Realities.Key(node, id.String()), k.Pods.Key(id.String())} {
+		for _, key := range []string{
+			k.Intents.Key(node, id.String()),
+			k.Realities.Key(node, id.String()), k.Pods.Key(id.String()),
+		} {
 			if _, err := e.client.Get(e.t.Context(), key, consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
 				return fmt.Errorf("%s is still there: %w", key, err)
 			}
@@ -150,22 +151,27 @@ func (e *env) untold(node string, id pod.Identity) {
 	})
 }
 
-// tells has a node told of a pod that nothing else tells of.
+// tells writes an intent for a pod that no other record has.
 func (e *env) tells(node string) pod.Identity {
 	e.t.Helper()
 	id := pod.Identity{RCID: store.NewID(), Role: "main"}
-	intent, err := json.Marshal(pod.Intent{Identity: id, PodID: "lost", Digest: strings.Repeat("0", 64), State: pod.Running, Revision: 1})
+	intent, err := json.Marshal(pod.Intent{
+		Identity: id, PodID: "lost",
+		Digest: strings.Repeat("0", 64), State: pod.Running, Revision: 1,
+	})
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	if _, err := e.client.Commit(e.t.Context(), []consul.Op{consul.Set(e.store.Keys().Intents.Key(node, id.String()), intent)}); err != nil {
+	if _, err := e.client.Commit(e.t.Context(),
+		[]consul.Op{consul.Set(e.store.Keys().Intents.Key(node, id.String()), intent)}); err != nil {
 		e.t.Fatal(err)
 	}
 	return id
 }
 
-// janitorDuties: the leader removes the records of a machine that is gone, once nothing has to do with it, and tells of an intent that belongs to
-// no controller, which an operator has swept; of another one the leader asks for the end by itself. The machine comes back as if it were new.
+// janitorDuties: when a machine is gone and no record refers to its records any more, the leader removes its records.
+// If an intent has no controller, the leader raises an alert. An operator sweeps the first such intent. For the second,
+// the leader itself requests the stop. When the machine comes back, it is a new node.
 func janitorDuties(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)
@@ -174,13 +180,13 @@ func janitorDuties(e *env) {
 		e.farm(farm, "", "--forget-node-after", "10s", "--sweep-orphans-after", "10s")
 	}
 	h := e.hello(1, nil)
-	h.Selector = "rack=a" // of n1
+	h.Selector = "rack=a" // a label of n1
 	e.applied(h)
 	processes := e.processes()
 	e.noted("orphaned/" + id.RCID)
 	stop := "stop lost-main-0 (rc " + id.RCID
 	if out := e.rcctl("", "node", "sweep", "n2", "--dry-run"); !strings.Contains(out, "would ask to "+stop) {
-		e.t.Errorf("rcctl says\n%s", out) // the leader leaves it: as many controllers are gone as are there
+		e.t.Errorf("rcctl says\n%s", out) // the leader does not sweep it: as many controllers are gone as exist
 	}
 	if out := e.rcctl("", "node", "sweep", "n2"); !strings.Contains(out, "asked to "+stop) {
 		e.t.Errorf("rcctl says\n%s", out)
@@ -195,7 +201,7 @@ func janitorDuties(e *env) {
 		}
 		return nil
 	})
-	if out := e.rcctl("", "audit", "--node", "n3"); !strings.Contains(out, "its machine is gone since") {
+	if out := e.rcctl("", "audit", "--node", "n3"); !strings.Contains(out, "its machine has been gone since") {
 		e.t.Errorf("the audit trail says\n%s", out)
 	}
 	if _, err := e.client.Get(e.t.Context(), e.store.Keys().Nodes.Key("n2"), consul.Consistent); err != nil {
@@ -206,11 +212,12 @@ func janitorDuties(e *env) {
 	preparers[3].startAgain()
 	e.nodeLocked("n3", true)
 	h = e.hello(1, nil)
-	h.Name, h.Port, h.Selector = "back", 8081, "rack=c" // of n3
+	h.Name, h.Port, h.Selector = "back", 8081, "rack=c" // a label of n3
 	e.applied(h)
 	id = e.tells("n2")
 	e.untold("n2", id)
-	if out := e.rcctl("", "audit", "--node", "n2"); !strings.Contains(out, "neither a controller nor a placement has told of it for 10s") {
+	if out := e.rcctl("", "audit", "--node", "n2"); !strings.Contains(out,
+		"it has had neither a controller nor a placement for 10s") {
 		e.t.Errorf("the audit trail says\n%s", out)
 	}
 	e.keptProcesses(processes, "while a machine was gone")

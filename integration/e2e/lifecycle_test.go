@@ -19,7 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// pack makes an artifact of the sample program and scripts, by their names in bin.
+// pack makes an artifact of the sample program and of scripts in bin.
 func (e *env) pack(scripts map[string]string) cluster.Artifact {
 	e.t.Helper()
 	program, err := os.ReadFile(filepath.Join(e.root, "bin", "hello"))
@@ -37,7 +37,10 @@ func (e *env) pack(scripts map[string]string) cluster.Artifact {
 	}
 	archive := tar.NewWriter(zip)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		err = errors.Join(err, archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "bin/" + name, Mode: 0o755, Size: int64(len(files[name]))}))
+		err = errors.Join(err, archive.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeReg, Name: "bin/" + name,
+			Mode: 0o755, Size: int64(len(files[name])),
+		}))
 		_, writeErr := archive.Write(files[name])
 		err = errors.Join(err, writeErr)
 	}
@@ -53,7 +56,7 @@ func (e *env) pack(scripts map[string]string) cluster.Artifact {
 	return cluster.Artifact{URL: "file://" + path, SHA256: digest}
 }
 
-// traced is a document of one replica whose artifact notes in its volume "trace" what its hooks see. more are further
+// traced returns a document of one replica, whose hooks each write a line into the volume "trace". more has further
 // fields of the pod, indented by two.
 func (e *env) traced(version string, scripts map[string]string, more string) string {
 	e.t.Helper()
@@ -65,12 +68,10 @@ func (e *env) traced(version string, scripts map[string]string, more string) str
 	return cluster.HelloSpec(h) + "  volumes: [{name: trace}]\n" + more
 }
 
-// onNode returns a path in the data directory of a node.
 func (e *env) onNode(node string, parts ...string) string {
 	return filepath.Join(append([]string{e.dir, node}, parts...)...)
 }
 
-// traceIs waits until the trace is exactly this, and begins a new one.
 func (e *env) traceIs(want ...string) {
 	e.t.Helper()
 	path := e.onNode("n1", "volumes", e.rcIDs["hello"]+".main.0", "trace", "log")
@@ -86,7 +87,6 @@ func (e *env) traceIs(want ...string) {
 	}
 }
 
-// podsSay waits until rcctl says all of this about the pods.
 func (e *env) podsSay(texts ...string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -114,8 +114,8 @@ const allHooks = `  hooks:
     after_stop: {path: bin/note}
 `
 
-// hooks: those of the node and of the pod run in order around each step, a required one that fails keeps the step from
-// being done, and nothing of them outlives them or the preparer.
+// hooks: hooks of the node and of the pod run in order around each step. If a required hook fails, the step is not
+// done. No process of a hook outlives the hook or the preparer.
 func hooks(e *env) {
 	e.startConsul("")
 	dir := filepath.Join(e.dir, "hooks")
@@ -132,19 +132,21 @@ func hooks(e *env) {
 	e.farm("f1", "")
 	e.applyText(e.traced("1", nil, allHooks), "--wait", "--timeout", limit.String())
 	e.remember("hello")
-	e.traceIs("1:before_install", "1:after_install", "node:before_launch", "1:before_launch", "1:after_launch", "1:enable")
+	e.traceIs("1:before_install", "1:after_install", "node:before_launch",
+		"1:before_launch", "1:after_launch", "1:enable")
 
-	// One that is required and fails keeps the new version out; the old one does not notice.
+	// The old version continues to run.
 	processes := e.processes()
-	refusing := e.traced("2", map[string]string{"refuse": "echo not here; exit 4"}, "  hooks:\n    after_install: {path: bin/refuse, required: true}\n")
+	refusing := e.traced("2", map[string]string{"refuse": "echo not here; exit 4"},
+		"  hooks:\n    after_install: {path: bin/refuse, required: true}\n")
 	e.applyText(refusing)
 	e.podsSay("hook after_install: web:bin/refuse ended with exit status 4", "stays as it is")
 	e.sameProcesses(processes, "while a hook refuses its next version")
-	if log, err := os.ReadFile(e.onNode("n1", "logs", e.rcIDs["hello"]+".main.0", "_hooks.log")); err != nil || !strings.Contains(string(log), "not here") {
+	if log, err := os.ReadFile(e.onNode("n1", "logs", e.rcIDs["hello"]+".main.0", "_hooks.log")); err != nil ||
+		!strings.Contains(string(log), "not here") {
 		e.t.Errorf("log of hooks: %s (%v)", log, err)
 	}
 
-	// A preparer that is killed takes the hook that hangs with it, and its successor runs it again.
 	hanging := e.traced("3", map[string]string{"hang": `setsid sleep 1000 & echo $! >> "$VOLUME_TRACE/pids"; wait`},
 		"  hooks:\n    before_launch: {path: bin/hang, required: true, timeout: 10m}\n")
 	e.applyText(hanging)
@@ -169,13 +171,11 @@ func hooks(e *env) {
 	n1.startAgain()
 	second := pids(2)
 
-	// A newer intent interrupts it: the pod can be stopped.
 	e.rcctl("", "rc", "delete", "hello", "--force", "--wait", "--timeout", limit.String())
 	e.gone(second)
 	e.sameProcessCount(0)
 }
 
-// gone waits until a process has ended.
 func (e *env) gone(pid int) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -186,8 +186,9 @@ func (e *env) gone(pid int) {
 	})
 }
 
-// upgradeInPlace: a pod gets a new version on its node. What cannot be installed leaves the old one running, what cannot
-// run leaves it installed; both are said, and going back or on works.
+// upgradeInPlace: a pod gets a new version on its node. If the new version cannot be installed, the old version
+// continues to run. If the new version cannot run, the old version stays installed. Both cases are reported, and the
+// operator can return to the old version or apply a newer one.
 func upgradeInPlace(e *env) {
 	e.startConsul("")
 	e.preparer(1)
@@ -203,7 +204,8 @@ func upgradeInPlace(e *env) {
 	e.traceIs("1:enable")
 	pod := e.rcIDs["hello"] + ".main.0"
 	current := e.onNode("n1", "versions", pod, "current")
-	if data, err := os.ReadFile(filepath.Join(current, "web.json")); err != nil || !strings.Contains(string(data), `"open": "sesame"`) {
+	if data, err := os.ReadFile(filepath.Join(current, "web.json")); err != nil ||
+		!strings.Contains(string(data), `"open": "sesame"`) {
 		e.t.Errorf("configuration %s (%v)", data, err)
 	}
 	processes := e.processes()
@@ -212,7 +214,6 @@ func upgradeInPlace(e *env) {
 		e.t.Fatal(err)
 	}
 
-	// It cannot be installed: the old version runs on.
 	if err := os.Remove(secret); err != nil {
 		e.t.Fatal(err)
 	}
@@ -220,7 +221,6 @@ func upgradeInPlace(e *env) {
 	e.podsSay("config.open: open "+secret, "stays as it is", "still runs manifest")
 	e.sameProcesses(processes, "while the next version cannot be installed")
 
-	// It can be installed, and does not run: the old version stays on the disk.
 	failing := e.hello(1, map[string]string{"HELLO_VERSION": "3", "HELLO_FAIL": "1"})
 	e.applyText(cluster.HelloSpec(failing))
 	e.podsSay("ended with exit status 3", "version "+was[strings.Index(was, "-")+1:]+" stays installed")
@@ -232,13 +232,13 @@ func upgradeInPlace(e *env) {
 		e.t.Errorf("the version before: %v", err)
 	}
 
-	// Back to what ran, with everything that belongs to it.
 	if err := os.WriteFile(secret, []byte("sesame2"), 0o600); err != nil {
 		e.t.Fatal(err)
 	}
 	e.applyText(good, "--wait", "--timeout", limit.String())
 	e.traceIs("1:disable", "1:enable")
-	if data, err := os.ReadFile(filepath.Join(current, "web.json")); err != nil || !strings.Contains(string(data), `"open": "sesame2"`) {
+	if data, err := os.ReadFile(filepath.Join(current, "web.json")); err != nil ||
+		!strings.Contains(string(data), `"open": "sesame2"`) {
 		e.t.Errorf("configuration %s (%v)", data, err)
 	}
 	for n := range 4 {

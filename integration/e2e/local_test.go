@@ -23,7 +23,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// curl runs a command line of curl in the scenario's directory and returns the status and the answer.
 func (e *env) curl(line string) (status int, answer scale.Response) {
 	e.t.Helper()
 	cmd := exec.CommandContext(e.t.Context(), "sh", "-c", line+` -w '\n%{http_code}'`)
@@ -43,17 +42,16 @@ func (e *env) curl(line string) (status int, answer scale.Response) {
 	return status, answer
 }
 
-// post sends a request to node number n, with more words for curl.
 func (e *env) post(n int, body, query, more string) (int, scale.Response) {
 	e.t.Helper()
 	if err := os.WriteFile(filepath.Join(e.dir, "body.json"), []byte(body), 0o600); err != nil {
 		e.t.Fatal(err)
 	}
 	socket := filepath.Join(e.dir, fmt.Sprintf("n%d", n), "api", "socket")
-	return e.curl(fmt.Sprintf("curl -sS --unix-socket %s 'http://node%s%s' -d @body.json %s", socket, scale.Path, query, more))
+	return e.curl(fmt.Sprintf("curl -sS --unix-socket %s 'http://node%s%s' -d @body.json %s", socket, scale.Path, query,
+		more))
 }
 
-// posted is post, of what must be taken.
 func (e *env) posted(n int, r scale.Request) {
 	e.t.Helper()
 	if status, answer := e.post(n, string(e.encode(r)), "", ""); status != 200 || !answer.Success {
@@ -61,7 +59,7 @@ func (e *env) posted(n int, r scale.Request) {
 	}
 }
 
-// shown returns the first and the last part of docs/local-services.md in a language.
+// shown returns the first and the last block of a language in docs/local-services.md.
 func (e *env) shown(language string) (first, last string) {
 	e.t.Helper()
 	data, err := os.ReadFile(filepath.Join(e.root, "docs", "local-services.md"))
@@ -72,8 +70,8 @@ func (e *env) shown(language string) (first, last string) {
 	return parts[0][1], parts[len(parts)-1][1]
 }
 
-// legacyScale: a program that has nothing but curl and the documentation has a node run a service. Each status that is documented comes when it should, and what is refused
-// changes nothing.
+// legacyScale: with curl and the documentation alone, a program makes a node run a service. The node answers with each
+// documented status when it should, and a refused request changes nothing.
 func legacyScale(e *env) {
 	e.startConsulOnDisk()
 	n1 := e.preparer(1, "--slots", "3")
@@ -87,7 +85,7 @@ func legacyScale(e *env) {
 		e.t.Fatal(err)
 	}
 	line = strings.ReplaceAll(strings.TrimSpace(line), "/var/lib/rcfarm/preparer", filepath.Join(e.dir, "n1"))
-	e.within(limit, func() error { // until it has its session
+	e.within(limit, func() error { // until the node has its session
 		if status, answer := e.curl(line); status != 200 || string(e.encode(answer)) != strings.TrimSpace(taken) {
 			return fmt.Errorf("%s: %d, %+v", line, status, answer)
 		}
@@ -105,7 +103,8 @@ func legacyScale(e *env) {
 	var spec scale.Request
 	e.decode([]byte(request), &spec)
 	e.posted(1, scale.Request{Service: "agent", Replicas: 2, Revision: 9})
-	if err := os.Mkdir(filepath.Join(e.dir, "n1", "local", "full.json"), 0o700); err != nil { // as a disk that takes nothing
+	// The file cannot be written, as on a full disk.
+	if err := os.Mkdir(filepath.Join(e.dir, "n1", "local", "full.json"), 0o700); err != nil {
 		e.t.Fatal(err)
 	}
 	full := strings.ReplaceAll(string(e.encode(spec)), `"agent"`, `"full"`)
@@ -116,21 +115,35 @@ func legacyScale(e *env) {
 	}{
 		{body: `{"service":"agent","replicas":1`, status: 400, message: "cut off"},
 		{body: `{"service":"Agent"}`, status: 400, message: "service: "},
-		{body: `{"service":"agent","spec":{"manifest":{"version":1,"id":"agent"}}}`, status: 400, message: "spec.manifest.launchables"},
+		{
+			body: `{"service":"agent","spec":{"manifest":{"version":1,"id":"agent"}}}`, status: 400,
+			message: "spec.manifest.launchables",
+		},
 		{body: `{"service":"other","replicas":1}`, status: 404, message: "send its spec"},
 		{body: `{"service":"agent","replicas":0,"revision":8}`, status: 409, message: "older than 9"},
 		{body: `{"service":"agent","replicas":4}`, status: 409, message: "slots: it offers 3, 3 are taken, 1 more"},
 		{body: `{"service":"agent","replicas":0}`, query: "?node=n2", status: 421, message: "not of n2"},
-		{body: `{"service":"agent","epoch":{"nonce":"n","rc_id":"r","term":"t"},"revision":10}`, status: 400, message: "epoch.term"},
-		{body: `{"service":"agent","epoch":{"nonce":"n","rc_id":"r","term":"n/00000000000000000001"},"revision":10}`, status: 503, message: "epoch"}, // there is no farm, and so none
-		{body: strings.ReplaceAll(full, `"replicas":2`, `"replicas":1`), status: 500, message: "save local service full"},
+		{
+			body:   `{"service":"agent","epoch":{"nonce":"n","rc_id":"r","term":"t"},"revision":10}`,
+			status: 400, message: "epoch.term",
+		},
+		// no farm runs, so the cluster has no epoch
+		{
+			body:   `{"service":"agent","epoch":{"nonce":"n","rc_id":"r","term":"n/00000000000000000001"},"revision":10}`,
+			status: 503, message: "epoch",
+		},
+		{
+			body: strings.ReplaceAll(full, `"replicas":2`, `"replicas":1`), status: 500,
+			message: "save local service full",
+		},
 	} {
-		if status, answer := e.post(1, c.body, c.query, c.more); status != c.status || answer.Success || !strings.Contains(answer.Message, c.message) {
+		if status, answer := e.post(1, c.body, c.query, c.more); status != c.status || answer.Success ||
+			!strings.Contains(answer.Message, c.message) {
 			e.t.Errorf("%s%s: %d, %+v; want %d, %q", c.body, c.query, status, answer, c.status, c.message)
 		}
 	}
 	e.sameProcesses(before, "after requests that were refused")
-	e.localClaims(1, "local-agent/main.0", "local-agent/main.1") // that of what could not be written is gone
+	e.localClaims(1, "local-agent/main.0", "local-agent/main.1") // the claim of the unsaved service is gone
 
 	token := filepath.Join(e.dir, "token")
 	if err := os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600); err != nil {
@@ -174,7 +187,7 @@ func legacyScale(e *env) {
 		e.t.Fatal(err)
 	}
 	e.localClaims(1, "local-agent/main.0")
-	n1.kill() // what was told last holds
+	n1.kill() // the next preparer continues with the last request
 	e.serveAgain(1, n1)
 	e.within(limit, func() error {
 		if status, answer := e.post(1, `{"service":"agent","replicas":0}`, "", ""); status != 200 {
@@ -183,7 +196,7 @@ func legacyScale(e *env) {
 		return nil
 	})
 	e.localClaims(1)
-	for _, c := range []struct { // nothing of it runs, and it is remembered
+	for _, c := range []struct { // nothing of the service runs, but the node remembers it
 		body   string
 		status int
 	}{
@@ -198,7 +211,6 @@ func legacyScale(e *env) {
 	e.localClaims(1, "local-agent/main.0")
 }
 
-// localClaims waits until these identities, and none but theirs, have the claims of local services on node number n.
 func (e *env) localClaims(n int, want ...string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -226,22 +238,26 @@ func (e *env) reservation(n int) node.Reservation {
 	return found[name].Value
 }
 
-// servedLocally is a local service of the sample program.
 func (e *env) servedLocally(name string, port int, memory string) scale.Spec {
 	e.t.Helper()
 	a := e.hello(0, nil).Artifact
-	main := map[string]any{"name": "web", "artifact": map[string]any{"kind": "tar", "url": a.URL, "sha256": a.SHA256}, "resources": map[string]any{"memory": memory}}
+	main := map[string]any{
+		"name": "web", "artifact": map[string]any{"kind": "tar", "url": a.URL, "sha256": a.SHA256},
+		"resources": map[string]any{"memory": memory},
+	}
 	number := map[string]any{"name": "http", "dynamic": true}
 	if port != 0 {
 		number = map[string]any{"name": "http", "port": port}
 	}
 	return scale.Spec{Manifest: e.encode(map[string]any{
 		"version": 1, "id": name, "launchables": []any{main}, "min_ready": "0s", "ports": []any{number},
-		"health": map[string]any{"http": map[string]any{"port": "http", "path": "/health"}, "interval": "1s", "timeout": "5s"},
+		"health": map[string]any{
+			"http":     map[string]any{"port": "http", "path": "/health"},
+			"interval": "1s", "timeout": "5s",
+		},
 	})}
 }
 
-// serveAgain starts the preparer of node number n again, and waits until it has its node's lock and has said what runs there.
 func (e *env) serveAgain(n int, d *daemon) {
 	e.t.Helper()
 	name := fmt.Sprintf("n%d", n)
@@ -256,7 +272,6 @@ func (e *env) serveAgain(n int, d *daemon) {
 	})
 }
 
-// awaitLocal waits until so many local pods are ready.
 func (e *env) awaitLocal(n int) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -285,12 +300,15 @@ func (e *env) awaitLocal(n int) {
 	})
 }
 
-// localService: two services of a node live beside farms: neither adopted nor swept, through deaths of the preparer and a restart of the machine without Consul. What farms place has
-// neither their ports nor their room, also when both ask at the same moment. A name has the owner that had it first.
+// localService: a node has two local services while farms place pods on it. The farms neither adopt nor sweep the
+// services. The services survive deaths of the preparer, and a restart of the machine without Consul. Pods of farms do
+// not get the ports and the capacity of the services, even if a farm and the node reserve at the same moment. A name
+// belongs to the service or controller that had it first.
 func localService(e *env) {
 	const first, last = 22000, 22004
 	e.startConsulOnDisk()
-	n1 := e.preparer(1, "--port-min", strconv.Itoa(first), "--port-max", strconv.Itoa(last), "--memory", strconv.Itoa(1<<30))
+	n1 := e.preparer(1, "--port-min", strconv.Itoa(first), "--port-max",
+		strconv.Itoa(last), "--memory", strconv.Itoa(1<<30))
 	e.farm("f1", "")
 	e.farm("f2", "")
 	e.within(limit, func() error {
@@ -315,13 +333,15 @@ func localService(e *env) {
 	}
 	e.sameProcesses(before, "after two deaths of the preparer and a sweep")
 
-	// The farm places more than there is room for while the node is asked for one more: who is second gets none of it.
+	// The farm should place more pods than fit, while the node is asked for one more local pod. The first to reserve
+	// the last capacity gets it.
 	h := e.hello(last-first+1, nil)
 	h.Port = 0
 	var asked sync.WaitGroup
 	var status int
 	asked.Go(func() {
-		out, err := exec.CommandContext(e.t.Context(), "curl", "-sS", "--unix-socket", filepath.Join(e.dir, "n1", "api", "socket"), "http://node"+scale.Path,
+		out, err := exec.CommandContext(e.t.Context(), "curl", "-sS", "--unix-socket",
+			filepath.Join(e.dir, "n1", "api", "socket"), "http://node"+scale.Path,
 			"-d", `{"service":"agent","replicas":3}`, "-o", "/dev/null", "-w", "%{http_code}").Output()
 		if err == nil {
 			status, err = strconv.Atoi(string(out))
@@ -346,7 +366,8 @@ func localService(e *env) {
 	})
 	e.answering(last-first+1-locals, "")
 	e.nobodyTwice(1 << 30)
-	big := strings.Replace(cluster.HelloSpec(cluster.Hello{Name: "big", Replicas: 1, Port: 8090, Artifact: h.Artifact}), "stop_grace: 5s", "stop_grace: 5s\n    resources: {memory: 600Mi}", 1)
+	big := strings.Replace(cluster.HelloSpec(cluster.Hello{Name: "big", Replicas: 1, Port: 8090, Artifact: h.Artifact}),
+		"stop_grace: 5s", "stop_grace: 5s\n    resources: {memory: 600Mi}", 1)
 	e.rcctl(big, "apply", "-f", "-")
 	e.within(limit, func() error {
 		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, e.rcID("big"))
@@ -357,18 +378,20 @@ func localService(e *env) {
 	})
 	e.rcctl("", "rc", "delete", "big", "--force")
 
-	// Names.
-	if status, answer := e.post(1, string(e.encode(scale.New("hello", 1).WithSpec(e.servedLocally("hello", 0, "1Mi")))), "", ""); status != 409 || !strings.Contains(answer.Message, "which a controller has") {
+	if status, answer := e.post(1, string(e.encode(scale.New("hello", 1).WithSpec(e.servedLocally("hello", 0, "1Mi")))),
+		"", ""); status != 409 || !strings.Contains(answer.Message, "of a controller has the name") {
 		e.t.Errorf("the name of a controller's pod: %d, %+v", status, answer)
 	}
 	e.scaleTo("hello", 1)
-	e.rcctl(cluster.HelloSpec(cluster.Hello{Name: "side", Replicas: 1, Port: 8082, Artifact: h.Artifact, HealthTimeout: h.HealthTimeout}), "apply", "-f", "-")
+	e.rcctl(cluster.HelloSpec(cluster.Hello{
+		Name: "side", Replicas: 1, Port: 8082, Artifact: h.Artifact,
+		HealthTimeout: h.HealthTimeout,
+	}), "apply", "-f", "-")
 	e.podsSay(`the local service \"side\" has its name`)
 	e.posted(1, scale.New("side", 0))
 	e.within(limit, func() error { return e.converged(e.rcID("side"), 1) })
 	e.awaitLocal(locals)
 
-	// The machine starts again, and Consul is away.
 	before = e.processes()
 	e.consul.Kill()
 	e.powerOff(1, n1)
@@ -397,7 +420,8 @@ func localService(e *env) {
 	}
 }
 
-// nobodyTwice asserts that the claims of node 1 are no more than it has, and that what answers on a port is whose claim has it.
+// nobodyTwice asserts that node 1's claims fit its capacity, and that the pod that answers on a port has the claim for
+// it.
 func (e *env) nobodyTwice(memory int64) {
 	e.t.Helper()
 	owner := map[int]string{}
@@ -409,7 +433,8 @@ func (e *env) nobodyTwice(memory int64) {
 			}
 			owner[port] = key
 			page, err := cluster.Get(e.t.Context(), "http://"+net.JoinHostPort(e.address(1), strconv.Itoa(port))+"/")
-			if name := h.Pod.LocalService(); err != nil || name != "" && !strings.HasPrefix(page, fmt.Sprintf("hello from %s-main-%d on n1,", name, h.Pod.Index)) {
+			if name := h.Pod.LocalService(); err != nil ||
+				name != "" && !strings.HasPrefix(page, fmt.Sprintf("hello from %s-main-%d on n1,", name, h.Pod.Index)) {
 				e.t.Errorf("port %d of %s: %q, %v", port, key, page, err)
 			}
 		}
@@ -419,7 +444,6 @@ func (e *env) nobodyTwice(memory int64) {
 	}
 }
 
-// scaleTo scales a controller and waits for it.
 func (e *env) scaleTo(name string, n int) {
 	e.t.Helper()
 	e.rcctl("", "rc", "scale", name, strconv.Itoa(n))

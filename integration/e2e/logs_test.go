@@ -15,10 +15,10 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// startRcctl starts the operators' tool and returns what it writes, line by line.
 func (e *env) startRcctl(args ...string) (cmd *exec.Cmd, lines <-chan string) {
 	e.t.Helper()
-	cmd = exec.CommandContext(e.t.Context(), filepath.Join(e.root, "bin", "rcctl"), append([]string{"--consul-addr", e.consul.Addr}, args...)...)
+	cmd = exec.CommandContext(e.t.Context(), filepath.Join(e.root, "bin", "rcctl"),
+		append([]string{"--consul-addr", e.consul.Addr}, args...)...)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -37,7 +37,6 @@ func (e *env) startRcctl(args ...string) (cmd *exec.Cmd, lines <-chan string) {
 	return cmd, all
 }
 
-// awaitLine reads until a line holds the text.
 func (e *env) awaitLine(lines <-chan string, text string) {
 	e.t.Helper()
 	ctx, cancel := context.WithTimeout(e.t.Context(), limit)
@@ -57,7 +56,6 @@ func (e *env) awaitLine(lines <-chan string, text string) {
 	}
 }
 
-// exitCode runs rcctl and returns how it ended.
 func (e *env) exitCode(args ...string) (int, string) {
 	e.t.Helper()
 	out, err := e.tryRcctl("", args...)
@@ -71,8 +69,8 @@ func (e *env) exitCode(args ...string) (int, string) {
 	return 0, out
 }
 
-// logsExec: an operator reads logs over a restart, an upgrade and a rotation, and runs commands beside a pod, of which
-// nothing is left when the operator or the preparer goes away.
+// logsExec: an operator follows logs during a restart, an upgrade and a rotation, and runs commands beside a pod. When
+// rcctl or the preparer is killed, no process of the command is left.
 func logsExec(e *env) {
 	e.startConsul("")
 	tokens := filepath.Join(e.dir, "tokens")
@@ -97,7 +95,8 @@ func logsExec(e *env) {
 	if out := e.rcctl("", with("logs", pod)...); !strings.Contains(out, "listening on "+address) {
 		e.t.Errorf("log: %s", out)
 	}
-	if code, out := e.exitCode(with("logs", pod, "--previous")...); code != 1 || !strings.Contains(out, "nothing was written before its last start") {
+	if code, out := e.exitCode(with("logs", pod, "--previous")...); code != 1 ||
+		!strings.Contains(out, "nothing was written before its last start") {
 		e.t.Errorf("before the first start: exit code %d, %s", code, out)
 	}
 
@@ -119,8 +118,8 @@ func logsExec(e *env) {
 	}
 
 	e.within(limit, func() error { return e.availableAll(e.rcID("hello"), 1) })
-	// Commands: environment, streams, exit code.
-	if out := e.rcctl("", with("exec", pod, "--", "sh", "-c", "echo $POD_ID $NODE_NAME $HELLO_VERSION")...); out != "hello n1 one\n" {
+	if out := e.rcctl("", with("exec", pod, "--", "sh", "-c",
+		"echo $POD_ID $NODE_NAME $HELLO_VERSION")...); out != "hello n1 one\n" {
 		e.t.Errorf("environment: %q", out)
 	}
 	if out := e.rcctl("in and out", with("exec", pod, "-i", "--", "cat")...); out != "in and out" {
@@ -129,7 +128,7 @@ func logsExec(e *env) {
 	if code, out := e.exitCode(with("exec", pod, "--", "sh", "-c", "exit 42")...); code != 42 || out != "" {
 		e.t.Errorf("exit code %d, %q", code, out)
 	}
-	// A rotation, by more output than a log may hold; the follower misses nothing of it.
+	// The log is rotated, because it has more output than a log may have.
 	log := filepath.Join(e.dir, "n1", "logs", e.rcID("hello")+".main.0", "web.log")
 	e.writeLog(log, 12<<20)
 	e.awaitLine(lines, "the last of many")
@@ -140,7 +139,6 @@ func logsExec(e *env) {
 		return nil
 	})
 
-	// An upgrade in place.
 	h.Env["HELLO_VERSION"] = "two"
 	e.applied(h)
 	e.awaitLine(lines, "listening on "+address)
@@ -154,11 +152,10 @@ func logsExec(e *env) {
 		}
 	}
 
-	// An operator's command ends with the operator, and with the preparer.
 	e.commandEnds(with, pod, func(cmd *exec.Cmd) { _ = cmd.Process.Kill() })
 	e.commandEnds(with, pod, func(cmd *exec.Cmd) { _ = cmd.Process.Signal(os.Interrupt) })
 	e.commandEnds(with, pod, func(*exec.Cmd) { agent.kill() })
-	for range lines { // until the preparer's end cuts it off
+	for range lines { // the preparer's end cuts the log off
 	}
 	if err := following.Wait(); err == nil {
 		e.t.Error("a log that was cut off ended as if it were all")
@@ -169,7 +166,6 @@ func logsExec(e *env) {
 		return err
 	})
 
-	// A pod that stopped: following ends, the log stays.
 	following, lines = e.startRcctl(with("logs", pod, "-f")...)
 	e.awaitLine(lines, "listening on "+address)
 	e.rcctl("", "rc", "scale", "hello", "0")
@@ -181,7 +177,6 @@ func logsExec(e *env) {
 	}
 }
 
-// writeLog appends lines to a log, as the pod's program would.
 func (e *env) writeLog(path string, bytes int) {
 	e.t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
@@ -189,12 +184,13 @@ func (e *env) writeLog(path string, bytes int) {
 		e.t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := io.WriteString(f, strings.Repeat(strings.Repeat("x", 1023)+"\n", bytes>>10)+"the last of many\n"); err != nil {
+	if _, err := io.WriteString(f,
+		strings.Repeat(strings.Repeat("x", 1023)+"\n", bytes>>10)+"the last of many\n"); err != nil {
 		e.t.Fatal(err)
 	}
 }
 
-// commandEnds runs a command with a child in a session of its own, ends somebody, and waits until nothing of it is left.
+// commandEnds runs a command whose child has its own session, and calls end.
 func (e *env) commandEnds(with func(...string) []string, pod string, end func(rcctl *exec.Cmd)) {
 	e.t.Helper()
 	cmd, lines := e.startRcctl(with("exec", pod, "--", "sh", "-c", "setsid sleep 1000 & echo $! $$; wait")...)

@@ -12,7 +12,6 @@ import (
 	"time"
 )
 
-// pidOf returns the process of one pod, zero while there is none.
 func (e *env) pidOf(rcName string, index int) int {
 	e.t.Helper()
 	prefix := fmt.Sprintf("%s/main.%d@", e.rcIDs[rcName], index)
@@ -24,7 +23,7 @@ func (e *env) pidOf(rcName string, index int) int {
 	return 0
 }
 
-// remember keeps the ids of controllers for when Consul cannot be asked.
+// remember keeps ids, because Consul may be away later.
 func (e *env) remember(names ...string) {
 	e.t.Helper()
 	e.rcIDs = map[string]string{}
@@ -33,7 +32,6 @@ func (e *env) remember(names ...string) {
 	}
 }
 
-// crash kills a process and waits for the one in its place.
 func (e *env) crash(rcName string, index int) {
 	e.t.Helper()
 	old := e.pidOf(rcName, index)
@@ -50,11 +48,12 @@ func (e *env) crash(rcName string, index int) {
 		}
 		return nil
 	})
-	e.t.Logf("%s.%d was started again %s after it was killed", rcName, index, time.Since(killed).Round(time.Millisecond))
+	e.t.Logf("%s.%d was started again %s after it was killed", rcName, index,
+		time.Since(killed).Round(time.Millisecond))
 }
 
-// preparerCrash: the agent of a node is killed; its pods run on and are started again when they crash; the next agent finds
-// them as they are and reports what happened.
+// preparerCrash: the preparer of a node is killed. The node's pods continue to run, and are started again when they
+// crash. The next preparer takes the pods over as they are, and reports what has happened.
 func preparerCrash(e *env) {
 	e.startConsul("")
 	n1 := e.preparer(1)
@@ -89,11 +88,11 @@ func preparerCrash(e *env) {
 	})
 	e.sameProcesses(processes, "after the restart of the preparer")
 
-	// It is killed again and again while it upgrades its pod.
 	for version := range 3 {
 		e.apply(e.hello(2, map[string]string{"HELLO_VERSION": fmt.Sprint(version)}))
 		e.within(limit, func() error {
-			if p := e.placements(id)[fmt.Sprintf("main.%d", index)].Value; !strings.Contains(n1.logText(), fmt.Sprint(p.Revision)) {
+			if p := e.placements(id)[fmt.Sprintf("main.%d", index)].Value; !strings.Contains(n1.logText(),
+				fmt.Sprint(p.Revision)) {
 				return fmt.Errorf("revision %d is not accepted", p.Revision)
 			}
 			return nil
@@ -113,8 +112,9 @@ func (e *env) sameProcessCount(want int) {
 	}
 }
 
-// supervisorCrash: what keeps the pods running is killed; they run on, and the next one takes them over. Then it is killed
-// together with preparer and pod.
+// supervisorCrash: the supervisor is killed. Its pods continue to run, and the next supervisor takes them over. Then
+// the supervisor and the preparer are killed together. At last the supervisor, the preparer and the pod are killed
+// together.
 func supervisorCrash(e *env) {
 	e.startConsul("")
 	n1 := e.preparer(1)
@@ -157,7 +157,7 @@ func supervisorCrash(e *env) {
 func (e *env) killSupervisor(n int) {
 	e.t.Helper()
 	var pids []int
-	e.within(limit, func() error { // on a busy machine a second one is started, which ends when it finds the first
+	e.within(limit, func() error { // a busy machine may start a second one, which ends when it finds the first
 		if pids = e.supervisors(n); len(pids) != 1 {
 			return fmt.Errorf("supervisors of n%d: %v, want one", n, pids)
 		}
@@ -174,11 +174,11 @@ func (e *env) killSupervisor(n int) {
 	})
 }
 
-// awayFor is how long Consul is away.
 const awayFor = time.Minute
 
-// consulAway: Consul is killed for a minute. Pods run on and are started again when they crash, through restarts of
-// preparers and farms; one that is told not to run without Consul stops by itself. When Consul returns, nothing else has changed.
+// consulAway: Consul is killed for a minute. Pods continue to run and are restarted when they crash, also while
+// preparers and farms restart. A pod that must not run without Consul stops by itself. When Consul returns, nothing
+// else has changed.
 func consulAway(e *env) {
 	e.startConsulOnDisk()
 	preparers := []*daemon{e.preparer(1), e.preparer(2), e.preparer(3)}
@@ -213,7 +213,7 @@ func consulAway(e *env) {
 	if err := e.consul.StartAgain(); err != nil {
 		e.t.Fatal(err)
 	}
-	e.within(2*limit, func() error { // the status is that of before until a farm is back
+	e.within(2*limit, func() error { // until a farm is back, the status is old
 		if e.pidOf("lone", 0) == 0 {
 			return errors.New("the pod with stop_after has not started again")
 		}
@@ -231,7 +231,6 @@ func consulAway(e *env) {
 	e.applied(e.hello(2, nil))
 }
 
-// keyOf returns the key of the only process of a controller.
 func (e *env) keyOf(processes map[string]int, rcName string) string {
 	e.t.Helper()
 	for key := range processes {
@@ -243,8 +242,8 @@ func (e *env) keyOf(processes map[string]int, rcName string) string {
 	return ""
 }
 
-// reboot: a machine restarts while Consul is away. Its pods start again without Consul, except one that is told not to run
-// without it: that one waits.
+// reboot: a machine restarts while Consul is away. Its pods start again without Consul, but a pod that must not run
+// without Consul waits.
 func reboot(e *env) {
 	e.startConsulOnDisk()
 	n1 := e.preparer(1)
@@ -291,14 +290,15 @@ func reboot(e *env) {
 	}
 }
 
-// afterReboot makes the daemon, from its next start on, and all that it starts see another start of the machine.
+// afterReboot gives the machine another boot id, which the daemon and its children see from its next start on.
 func (d *daemon) afterReboot(bootID string) {
 	d.e.t.Helper()
 	file := filepath.Join(d.e.dir, d.name+".boot_id")
 	if err := os.WriteFile(file, []byte(bootID+"\n"), 0o600); err != nil {
 		d.e.t.Fatal(err)
 	}
-	script, namespaces := `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`, []string{"--mount", "--propagation", "private"}
+	script, namespaces := `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`,
+		[]string{"--mount", "--propagation", "private"}
 	if os.Getuid() != 0 { // may mount in a user namespace; the daemon may not
 		script = strings.Replace(script, "exec", "exec setpriv --ambient-caps=-all --inh-caps=-all", 1)
 		namespaces = append(namespaces, "--user", "--map-current-user", "--keep-caps")

@@ -10,8 +10,9 @@ import (
 )
 
 // massStopAllowed: a deploy, and then a scaling, stop so many pods that the breaker trips. The same command with
-// --allow-mass-stop lets it pass what it withholds, and that stops after rcctl farm resume, as the runbook says. Before
-// and after, the command answers "up to date" and writes nothing.
+// --allow-mass-stop allows these stops. They happen after rcctl farm resume, as the runbook describes. If nothing has
+// to change, or the stops are already allowed, a command with --allow-mass-stop answers "up to date" and writes
+// nothing.
 func massStopAllowed(e *env) {
 	e.site(2, 1)
 	const many = 14
@@ -35,7 +36,9 @@ func massStopAllowed(e *env) {
 		id := e.rcID("web-r1")
 		e.statusIs(id, func(st *rc.Status) bool { return st.Is(rc.BreakerTripped) })
 		allowed := append(tt.args, allow...)
-		if out := e.rcctl(tt.stdin, allowed...); !strings.Contains(out, "let the mass-stop breaker pass web-r1; what it withholds stops after rcctl farm resume") || strings.Contains(out, "up to date") {
+		if out := e.rcctl(tt.stdin, allowed...); !strings.Contains(out,
+			"let the mass-stop breaker pass web-r1; what it withholds stops after rcctl farm resume") ||
+			strings.Contains(out, "up to date") {
 			e.t.Errorf("rcctl %s says\n%s", strings.Join(allowed, " "), out)
 		}
 		e.writesNothing(tt.stdin, allowed...)
@@ -47,8 +50,7 @@ func massStopAllowed(e *env) {
 	}
 }
 
-// writesNothing fails the scenario unless a command answers that all is up to date, and leaves the controller of web
-// and the audit trail as they are.
+// writesNothing needs the answer "up to date", and an unchanged controller and audit trail.
 func (e *env) writesNothing(stdin string, args ...string) {
 	e.t.Helper()
 	look := func() string {

@@ -14,7 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// keeps watches from now on, until end is called, that at least low pods of the service answer and no more than high processes run.
+// keeps checks until end that at least low pods of the service answer, and at most high processes run.
 func (e *env) keeps(low, high int) (end func()) {
 	e.t.Helper()
 	ctx, cancel := context.WithCancel(e.t.Context())
@@ -26,7 +26,7 @@ func (e *env) keeps(low, high int) (end func()) {
 		for short := false; ctx.Err() == nil; looks++ {
 			running, err := e.scan()
 			answer := e.healthy(running)
-			// A process may end between the two looks of which one takes it for running.
+			// A process may have ended since scan found it, so one short look proves nothing.
 			if again := short; err == nil && answer < low {
 				short, err = true, nil
 				if !again {
@@ -58,7 +58,6 @@ func (e *env) keeps(low, high int) (end func()) {
 	}
 }
 
-// healthy counts the processes that say that they are healthy.
 func (e *env) healthy(running map[string]int) (n int) {
 	client := http.Client{Timeout: limit, Transport: &http.Transport{DisableKeepAlives: true}}
 	for _, pid := range running {
@@ -75,7 +74,7 @@ func (e *env) healthy(running map[string]int) (n int) {
 	return n
 }
 
-// ownerOfWeb waits until a farm owns the service that is none of those, and returns which one.
+// ownerOfWeb waits until a farm other than besides owns the service.
 func (e *env) ownerOfWeb(besides ...string) (farm string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -92,8 +91,8 @@ func (e *env) ownerOfWeb(besides ...string) (farm string) {
 	return farm
 }
 
-// ownerKilled: whatever stage a rollout is in, another farm takes the service over when its owner is killed, and
-// carries the rollout on.
+// ownerKilled: in every stage of a rollout the owner of the service is killed. Another farm takes the service over, and
+// continues the rollout.
 func ownerKilled(e *env) {
 	farms := e.site(2, 2)
 	w := web{replicas: 3, version: "1", update: "step: 3"}
@@ -103,7 +102,9 @@ func ownerKilled(e *env) {
 	e.detached(w)
 	killed := map[int]string{}
 	for stage := 1; stage <= 3; stage++ {
-		e.awaitRollout(fmt.Sprintf("is in stage %d", stage), func(r *rollout.Record) bool { return r != nil && r.Stage >= stage })
+		e.awaitRollout(fmt.Sprintf("is in stage %d", stage), func(r *rollout.Record) bool {
+			return r != nil && r.Stage >= stage
+		})
 		owner := e.ownerOfWeb()
 		if stage == 1 {
 			e.mustSay([]string{"OWNER", " " + owner + " "}, "rollout", "list")
@@ -127,8 +128,8 @@ func ownerKilled(e *env) {
 	e.oneCopyEach()
 }
 
-// noRoom: where each node has room for one pod only, a rollout that needs one more is refused at once, with the strategies that do
-// not; by itself it takes one of those.
+// noRoom: each node has capacity for only one pod. A rollout that needs capacity for one more pod is refused at once,
+// and rcctl prints the strategies that need no more capacity. Without --strategy, rcctl uses one of these.
 func noRoom(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 2, version: "1", port: 8080}
@@ -150,7 +151,8 @@ func noRoom(e *env) {
 	e.deployed(w)
 }
 
-// retarget: a rollout in its middle is replaced by one to another revision; the one that was given up goes first.
+// retarget: a rollout under way gets another target. The pods of the abandoned revision stop before more pods of the
+// old revision stop.
 func retarget(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 3"}
@@ -169,7 +171,9 @@ func retarget(e *env) {
 	e.within(limit, func() error {
 		switch seen := e.versions(); {
 		case seen["1"] < old && seen["2"] > 0:
-			e.t.Fatalf("processes of versions %v: the revision that was given up is there, and the old one has shrunk from %d", seen, old)
+			e.t.Fatalf(
+				"processes of versions %v: the revision that was given up is there, and the old one has shrunk from %d",
+				seen, old)
 		case seen["2"] > 0:
 			return fmt.Errorf("processes of versions %v: the revision that was given up is there", seen)
 		}
@@ -180,8 +184,9 @@ func retarget(e *env) {
 	end()
 }
 
-// restoreRollout: an older state is restored in the middle of a rollout. It pauses by itself, and what runs stays as it was found: no
-// pod stops, and none is placed beside what was adopted. Once it is aborted the next deployment takes the service to one revision.
+// restoreRollout: an older state is restored in the middle of a rollout. The rollout waits, and pods are kept as
+// adopted: no pod stops, and no pod is placed beside them. When the rollout is aborted, the next deployment takes the
+// service to one revision.
 func restoreRollout(e *env) {
 	e.site(3, 1)
 	w := web{replicas: 3, version: "1", update: "step: 3"}

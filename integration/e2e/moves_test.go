@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// pooled is a controller of three pods, one on a node, on the nodes of pool a. On n4 none becomes available.
+// pooled has three pods on nodes of pool a, at most one on a node. On n4 no pod becomes available.
 func (e *env) pooled(deadline string) string {
 	e.t.Helper()
 	h := e.hello(3, map[string]string{"HELLO_SICK": "n4"})
@@ -19,7 +19,6 @@ func (e *env) pooled(deadline string) string {
 	return "max_per_node: 1\nprogress_deadline: " + deadline + "\n" + cluster.HelloSpec(h)
 }
 
-// nodesOf returns where the controller's pods are, in the order of their indices.
 func (e *env) nodesOf(id string) []string {
 	e.t.Helper()
 	var nodes []string
@@ -30,9 +29,9 @@ func (e *env) nodesOf(id string) []string {
 	return nodes
 }
 
-// sickMove: a pod that must leave its node and does not become available on another is the pod again where it was, with the reason;
-// it is tried elsewhere as soon as there is an elsewhere, and another drain does not wait for it. One whose node matches again
-// before it has moved stays.
+// sickMove: a pod must move off its node, and does not become available on another node. The pod returns to its node,
+// and explain has the reason. The move is tried again as soon as there is another node. A drain of another node does
+// not wait for this pod. If the pod's node matches again before the pod has moved, the pod also returns to its node.
 func sickMove(e *env) {
 	e.startConsul("")
 	for n := range 4 {
@@ -98,7 +97,6 @@ func sickMove(e *env) {
 	e.oneCopyEach()
 }
 
-// explains returns nil if rcctl rc explain says all of this about the sample controller.
 func (e *env) explains(texts ...string) error {
 	out, err := e.tryRcctl("", "rc", "explain", "hello")
 	if err != nil {
@@ -112,8 +110,8 @@ func (e *env) explains(texts ...string) error {
 	return nil
 }
 
-// misplaced: a pod of a static controller whose node does not match any more stays, and is named until the node matches again. What a
-// node had to do with is in the audit trail.
+// misplaced: the node of a static controller's pod does not match any more. The pod is not moved, and reports show this
+// until the node matches again. The audit trail of the node has what happened to the node's pods.
 func misplaced(e *env) {
 	e.startConsul("")
 	e.preparer(1)

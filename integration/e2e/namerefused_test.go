@@ -11,7 +11,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// aboutPods reports whether a request to the agent names a service of a pod, or that of its node.
 func aboutPods(r *http.Request) bool {
 	body, err := io.ReadAll(r.Body)
 	r.Body = io.NopCloser(bytes.NewReader(body))
@@ -19,8 +18,8 @@ func aboutPods(r *http.Request) bool {
 	return err != nil || strings.Contains(text, "rcfarm-pod-") || strings.Contains(text, "rcfarm-node-")
 }
 
-// nameRefused: a second preparer is started on a node, with its name and another data directory. It is refused, and
-// writes nothing about the services of the pods that run there.
+// nameRefused: a second preparer is started on a node, with the node's name and another data directory. The second
+// preparer is refused, and writes nothing about the services of the pods on the node.
 func nameRefused(e *env) {
 	e.startConsul("")
 	e.preparer(1)
@@ -39,7 +38,8 @@ func nameRefused(e *env) {
 		}
 		return consultest.Forward
 	})
-	second := e.start("n1-twin", "preparer", append(e.common("n1-twin", proxy.Addr), "--node", "n1", "--address", e.address(1))...)
+	second := e.start("n1-twin", "preparer",
+		append(e.common("n1-twin", proxy.Addr), "--node", "n1", "--address", e.address(1))...)
 	e.refusedTimes(second, 1)
 	since := looks.Load()
 	e.within(limit, func() error {

@@ -21,7 +21,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// agent starts a Consul client agent on the machine of node number n and returns its HTTP address.
 func (e *env) agent(n int) (d *daemon, addr string) {
 	e.t.Helper()
 	var self struct{ Member struct{ Port int } }
@@ -37,7 +36,8 @@ func (e *env) agent(n int) (d *daemon, addr string) {
 	}
 	file := filepath.Join(dir, "consul.json")
 	conf := e.encode(map[string]any{
-		"node_name": name, "data_dir": filepath.Join(dir, "data"), "bind_addr": e.address(n), "client_addr": e.address(n),
+		"node_name": name, "data_dir": filepath.Join(dir, "data"),
+		"bind_addr": e.address(n), "client_addr": e.address(n),
 		"retry_join": []string{"127.0.0.1:" + strconv.Itoa(self.Member.Port)}, "disable_update_check": true,
 		"log_level": "warn", "ports": map[string]int{"dns": -1, "grpc": -1, "grpc_tls": -1},
 	})
@@ -57,7 +57,7 @@ func (e *env) agent(n int) (d *daemon, addr string) {
 	return d, e.address(n) + ":8500"
 }
 
-// machines starts n machines, each with a Consul agent and a preparer of its own. Both are listed by the node's number.
+// machines starts n machines with an agent and a preparer each. Both lists have the node's number as index.
 func (e *env) machines(n int) (agents, preparers []*daemon) {
 	e.t.Helper()
 	agents, preparers = make([]*daemon, n+1), make([]*daemon, n+1)
@@ -69,7 +69,6 @@ func (e *env) machines(n int) (agents, preparers []*daemon) {
 	return agents, preparers
 }
 
-// supervisors returns the pids of what keeps the pods of node number n running.
 func (e *env) supervisors(n int) []int {
 	e.t.Helper()
 	dir := filepath.Join(e.dir, fmt.Sprintf("n%d", n)) + "/"
@@ -81,15 +80,15 @@ func (e *env) supervisors(n int) []int {
 	for _, file := range files {
 		line, err := os.ReadFile(file)
 		pid, convErr := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err == nil && convErr == nil && strings.Contains(string(line), "supervise") && strings.Contains(string(line), dir) {
+		if err == nil && convErr == nil && strings.Contains(string(line), "supervise") &&
+			strings.Contains(string(line), dir) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// powerOff kills everything on the machine of node number n at once, as a power failure would: the given daemons,
-// supervisor, pods.
+// powerOff kills everything on a machine at once: daemons, supervisor and pods.
 func (e *env) powerOff(n int, daemons ...*daemon) {
 	e.t.Helper()
 	pids := e.supervisors(n)
@@ -102,7 +101,7 @@ func (e *env) powerOff(n int, daemons ...*daemon) {
 		}
 	}
 	for _, pid := range pids {
-		_ = syscall.Kill(pid, syscall.SIGSTOP) // none may react to the death of another
+		_ = syscall.Kill(pid, syscall.SIGSTOP) // no process may react to the death of another
 	}
 	for _, pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -112,8 +111,8 @@ func (e *env) powerOff(n int, daemons ...*daemon) {
 	}
 }
 
-// nodeLoss: a machine dies with its agent. Its pod is placed elsewhere once gossip has found out and node_loss.after has
-// passed; when the machine returns, its old copy goes, and there is no second one.
+// nodeLoss: a machine dies with its agent. Its pod is placed elsewhere when gossip has detected the death and
+// node_loss.after has passed. When the machine returns, the old copy of the pod stops, and only one copy is left.
 func nodeLoss(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)
@@ -157,8 +156,8 @@ func nodeLoss(e *env) {
 	}
 }
 
-// alone reports whether a controller has converged on n replicas and no former copy of any is left. Converged alone may have been said
-// before a lost machine came back with its copies.
+// alone needs n replicas and no former copy. A converged status is not enough, because it may be from before a lost
+// machine came back with its copies.
 func (e *env) alone(id string, n int) error {
 	for key, p := range e.placements(id) {
 		if len(p.Value.Ghosts) > 0 {
@@ -189,7 +188,6 @@ func (e *env) agentFailed(machine string) bool {
 	return false
 }
 
-// availableAll reports whether the status counts n available replicas.
 func (e *env) availableAll(id string, n int) error {
 	st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 	if err == nil && st.Value.Available != n {
@@ -198,8 +196,9 @@ func (e *env) availableAll(id string, n int) error {
 	return err
 }
 
-// preparerGone: only a node's preparer dies. Its pod runs on, counts, and is reported; nothing new is placed there; when the
-// preparer returns nothing has changed. After node_loss.unmanaged_after the pod is replaced.
+// preparerGone: only a node's preparer dies. The node's pod continues to run and counts as available, and the status
+// reports that the preparer is away. No new pod is placed on the node. When the preparer returns, nothing has changed.
+// If the preparer is away for node_loss.unmanaged_after, the pod is replaced.
 func preparerGone(e *env) {
 	e.startConsul("")
 	preparers := map[string]*daemon{}
@@ -235,7 +234,6 @@ func preparerGone(e *env) {
 	e.within(limit, func() error { return e.converged(id, 3) })
 	e.applied(e.hello(2, nil))
 
-	// And with patience for two seconds only, the pod is replaced.
 	var first string
 	for key := range e.placements(id) {
 		first = key
@@ -256,8 +254,8 @@ func preparerGone(e *env) {
 	e.oneCopyEach()
 }
 
-// transfer: a node's label changes so that the selector does not match it any more: its pod moves, and never are fewer than
-// the minimum available.
+// transfer: a node's label changes, and the selector does not match the node any more. The node's pod moves, and at
+// least the minimum is available all the time.
 func transfer(e *env) {
 	e.startConsul("")
 	for n := range 4 {
@@ -288,7 +286,7 @@ func transfer(e *env) {
 	e.oneCopyEach()
 }
 
-// drain: a node is emptied without going below the minimum; undrained, it takes pods again.
+// drain: a node is emptied without going below the minimum. After the drain it takes pods again.
 func drain(e *env) {
 	e.startConsul("")
 	for n := range 4 {
@@ -340,8 +338,8 @@ func drain(e *env) {
 	}
 }
 
-// drainForce: a pod that may not be moved stays at the deadline of a drain, and is stopped at that of a forced one. When the
-// drain ends its node takes it again.
+// drainForce: a static pod continues to run after the deadline of a drain, and is stopped at the deadline of a forced
+// drain. When the drain ends, the pod starts on its node again.
 func drainForce(e *env) {
 	e.startConsul("")
 	e.preparer(1)
@@ -354,7 +352,6 @@ func drainForce(e *env) {
 	id := e.rcID("hello")
 	before := e.processes()
 
-	// Without --force the deadline says from when on the drain is late, and no more.
 	e.rcctl("", "node", "drain", "n1", "--deadline", "1s")
 	e.within(limit, func() error { return e.blocked(id, "its controller is static") })
 	e.within(limit, func() error {
@@ -363,7 +360,7 @@ func drainForce(e *env) {
 		}
 		return nil
 	})
-	h.NodeLoss = "{after: 1h}" // a change that concerns no pod: what is decided now is decided after the deadline
+	h.NodeLoss = "{after: 1h}" // a change that concerns no pod, so the owner decides again, after the deadline
 	e.applyText(spec())
 	e.within(limit, func() error { return e.blocked(id, "its controller is static") })
 	e.sameProcesses(before, "after the deadline of a drain without --force")
@@ -375,7 +372,6 @@ func drainForce(e *env) {
 		e.t.Errorf("waiting for the drain: %v, %s", err, out)
 	}
 
-	// With it the pod is stopped, at the deadline and not before.
 	e.rcctl("", "node", "drain", "n1", "--deadline", "1h", "--force")
 	e.within(limit, func() error {
 		return e.blocked(id, "it is stopped at "+e.deadline("n1").UTC().Format(time.RFC3339))
@@ -412,7 +408,6 @@ func drainForce(e *env) {
 	e.oneCopyEach()
 }
 
-// blocked reports whether the owner says about the newest generation that a drain or an upgrade waits, and why.
 func (e *env) blocked(rcID, why string) error {
 	rec, err := e.store.RCs.Get(e.t.Context(), store.Consistent, rcID)
 	if err != nil {
@@ -425,7 +420,6 @@ func (e *env) blocked(rcID, why string) error {
 	return errors.Join(err, e.says(rcID, rc.Blocked, why))
 }
 
-// deadline is that of a node's drain.
 func (e *env) deadline(node string) time.Time {
 	e.t.Helper()
 	ops, err := e.store.NodeOps.Get(e.t.Context(), store.Consistent, node)
@@ -438,13 +432,13 @@ func (e *env) deadline(node string) time.Time {
 	return *ops.Value.Drain.Deadline
 }
 
-// intents returns what every node must do.
 func (e *env) intents() []pod.Intent {
 	e.t.Helper()
 	var all []pod.Intent
 	for _, p := range e.saved() {
 		var in pod.Intent
-		if strings.Contains(p.Key, "/intent/") && !strings.HasSuffix(p.Key, "/") && json.Unmarshal(p.Value, &in) == nil {
+		if strings.Contains(p.Key, "/intent/") && !strings.HasSuffix(p.Key, "/") &&
+			json.Unmarshal(p.Value, &in) == nil {
 			all = append(all, in)
 		}
 	}

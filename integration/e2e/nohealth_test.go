@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// noHealth: a pod without a health check is found while its process runs, and its preparer too. It is not found in a
-// crash loop; a restart of the preparer takes it out as little as one with a check; when nothing of the preparer is
-// there for longer, only the one with a check is found.
+// noHealth: a pod without a health check is found in Consul while its process and its preparer run. It is not found
+// while it is in a crash loop. A restart of the preparer deregisters neither this pod nor a pod with a check. When the
+// preparer is away for longer, only the pod with a check is found.
 func noHealth(e *env) {
 	e.startConsul("")
 	p := e.preparer(1)
@@ -50,8 +50,6 @@ pod:
 	found(0)
 }
 
-// heardSinceRestart returns an error unless a preparer that was started again holds its node and has had its services
-// looked at.
 func (e *env) heardSinceRestart(p *daemon) error {
 	if n := strings.Count(p.logText(), "session taken"); n < 2 {
 		return fmt.Errorf("%d sessions were taken, want 2", n)

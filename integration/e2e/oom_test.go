@@ -7,16 +7,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// oomTold: a pod is killed at its memory limit, and its report, rcctl, the log and a metric say so. Where the machine
-// has no controller for that, the pod kills itself, and nothing is said of memory.
+// oomTold: a pod is killed at its memory limit. Its report, rcctl, the log and a metric show that. If the machine
+// cannot enforce the limit, the pod kills itself, and none of these names memory as the reason.
 func oomTold(e *env) {
 	e.startConsul("")
 	n1 := e.preparer(1)
 	e.farm("f1", "")
-	e.gateOpen() // older reports do not say it
+	e.gateOpen() // before the version gate allows it, reports do not have the reason
 	const limit32M = 32 << 20
-	// Its words double until it is killed; ulimit keeps a mistake of this test from the machine's memory.
-	script, want := "ulimit -v 1000000; x=0123456789abcdef; while :; do x=$x$x; done", fmt.Sprintf("at its memory limit of %d bytes", limit32M)
+	// The script doubles a text until it is killed. ulimit protects the machine if the limit does not work.
+	script, want := "ulimit -v 1000000; x=0123456789abcdef; while :; do x=$x$x; done",
+		fmt.Sprintf("at its memory limit of %d bytes", limit32M)
 	log := n1.logText()
 	enforced := !strings.Contains(log, "memory limit: ") && !strings.Contains(log, "cgroup: ")
 	if !enforced {
@@ -37,13 +38,15 @@ pod:
 	e.remember("hungry")
 	e.within(limit, func() error {
 		return e.isNow("hungry", func(r *pod.Reality) bool {
-			return r.LastExit != nil && r.LastExit.OutOfMemory == enforced && strings.Contains(r.LastExit.String(), want)
+			return r.LastExit != nil && r.LastExit.OutOfMemory == enforced &&
+				strings.Contains(r.LastExit.String(), want)
 		})
 	})
 	e.podsSay(want)
 	e.within(limit, func() error {
 		_, body, err := n1.asked("/metrics")
-		if counted := !strings.Contains(body, "rcfarm_preparer_out_of_memory_total 0\n"); err == nil && counted != enforced {
+		if counted := !strings.Contains(body, "rcfarm_preparer_out_of_memory_total 0\n"); err == nil &&
+			counted != enforced {
 			err = fmt.Errorf("ends for want of memory are counted: %t; want %t", counted, enforced)
 		}
 		return err

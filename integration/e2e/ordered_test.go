@@ -14,20 +14,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// register is what ordered processes say of themselves: each holds the file of its index locked while it lives, and writes into it when it
-// starts and ends. One that finds the file locked writes that, too.
+// register is a directory with a file for each index of ordered groups. A process locks its file while it lives, and
+// writes when it starts, when it ends, and if it finds the file locked.
 type register struct {
 	e   *env
 	dir string
 }
 
-// said is one line of a register.
 type said struct {
 	what, index, node string
 	at                time.Time
 }
 
-// register makes one for pods that have users of their own.
 func (e *env) register(pods ...string) register {
 	e.t.Helper()
 	r := register{e: e, dir: filepath.Join(e.dir, "register")}
@@ -43,7 +41,6 @@ func (e *env) register(pods ...string) register {
 	return r
 }
 
-// lines returns what the processes of a pod id have said, in order.
 func (r register) lines(podID string) (lines []said) {
 	r.e.t.Helper()
 	files, err := filepath.Glob(filepath.Join(r.dir, podID+"-*"))
@@ -68,7 +65,7 @@ func (r register) lines(podID string) (lines []said) {
 	return lines
 }
 
-// told returns the lines of a pod id from the n-th on as "start 0, end 0".
+// told returns lines in the form "start 0, end 0", from the n-th on.
 func (r register) told(podID string, n int) string {
 	texts := []string{}
 	for _, s := range r.lines(podID)[n:] {
@@ -77,7 +74,7 @@ func (r register) told(podID string, n int) string {
 	return strings.Join(texts, ", ")
 }
 
-// mustTell waits until a pod id's lines from the n-th on are these, and returns how many there are.
+// mustTell waits until a pod id's lines from the n-th on are want, and returns the number of all lines.
 func (r register) mustTell(podID string, n int, want string) int {
 	r.e.t.Helper()
 	r.e.within(limit, func() error {
@@ -89,7 +86,6 @@ func (r register) mustTell(podID string, n int, want string) int {
 	return len(r.lines(podID))
 }
 
-// last returns the latest line of an index.
 func (r register) last(podID, index string) (last said) {
 	for _, s := range r.lines(podID) {
 		if s.index == index {
@@ -99,7 +95,6 @@ func (r register) last(podID, index string) (last said) {
 	return last
 }
 
-// orderedSpec is a controller of one ordered group whose processes keep a register.
 func (r register) orderedSpec(name string, replicas int, more, disconnect string) string {
 	return fmt.Sprintf(`name: %s
 replica_groups:
@@ -118,9 +113,11 @@ node_loss: {after: 0s, unmanaged_after: 0s}
 %s`, name, replicas, more, name, filepath.Join(r.e.dir, "alone"), r.dir, disconnect)
 }
 
-// ordered: replicas of an ordered group start and stop one after the other and move by stopping first. A service is rolled out in place. One whose preparer is killed is never placed
-// elsewhere, though it stops by itself. One whose machine is cut off, preparer dead, is placed elsewhere when its supervisor has surely stopped it;
-// where nobody stops it, once an operator says so. The processes themselves tell that no index ever had two.
+// ordered: replicas of an ordered group start and stop one after the other. A replica that moves stops before it starts
+// elsewhere. A service is rolled out in place. A replica whose preparer is killed stops by itself, but is not placed
+// elsewhere. If a machine is cut off and its preparer is dead, its replica is placed elsewhere when its supervisor has
+// surely stopped it. If nothing stops the replica, an operator must forget it first. The lines that the processes write
+// show that no index ever had two processes.
 func ordered(e *env) {
 	program, err := os.ReadFile(filepath.Join(e.root, "bin", "hello"))
 	if err == nil {
@@ -134,13 +131,16 @@ func ordered(e *env) {
 	agents, preparers := e.machines(4)
 	e.farm("f1", "")
 	e.gateOpen()
-	e.rcctl(r.orderedSpec("db", 3, "", "  disconnect: {stop_after: 3s}\n"), "apply", "-f", "-", "--wait", "--timeout", limit.String())
-	e.rcctl(r.orderedSpec("lone", 1, "node_selector: rack=a\n", ""), "apply", "-f", "-", "--wait", "--timeout", limit.String()) // n1 or n4
+	e.rcctl(r.orderedSpec("db", 3, "", "  disconnect: {stop_after: 3s}\n"), "apply", "-f", "-",
+		"--wait", "--timeout", limit.String())
+	// rack=a: n1 or n4
+	e.rcctl(r.orderedSpec("lone", 1, "node_selector: rack=a\n", ""), "apply", "-f", "-",
+		"--wait", "--timeout", limit.String())
 	id := e.rcID("db")
 	n := r.mustTell("db", 0, "start 0, start 1, start 2")
 	for i, s := range r.lines("db")[1:] {
-		// A process writes its line some time after its node has started it, so that half of min_ready is enough. Processes
-		// that are not started one after the other write at the same time.
+		// A process writes its line some time after its start, so half of min_ready is enough. Processes that do not
+		// wait for each other would write at the same time.
 		if gap := s.at.Sub(r.lines("db")[i].at); gap < 250*time.Millisecond {
 			e.t.Errorf("index %s started %s after the one before, which was not available then", s.index, gap)
 		}
@@ -153,11 +153,12 @@ func ordered(e *env) {
 	from := e.placements(id)["main.1"].Value.Node
 	e.rcctl("", "node", "drain", from, "--wait", "--timeout", limit.String())
 	e.within(limit, func() error { return e.availableAll(id, 3) })
-	if now := r.last("db", "1"); now.what != "start" || now.node == from || !strings.Contains(r.told("db", n), "end 1") {
+	if now := r.last("db", "1"); now.what != "start" || now.node == from ||
+		!strings.Contains(r.told("db", n), "end 1") {
 		e.t.Errorf("after the drain of %s: %+v", from, r.lines("db"))
 	}
 	e.rcctl("", "node", "undrain", from)
-	e.within(limit, func() error { // only then does time tell anything
+	e.within(limit, func() error { // otherwise no index would be given up, after any time
 		for name, rec := range e.nodes() {
 			if !rec.Value.EnforcesStopAfter {
 				return fmt.Errorf("%s does not enforce stop_after", name)
@@ -180,8 +181,8 @@ func ordered(e *env) {
 	}
 }
 
-// deployed: a rollout of a service with an ordered group restarts each index once, where it is, the next when the one before is back; and the
-// service is gone afterwards.
+// deployed: a rollout of a service with an ordered group restarts each index once, on its node. The next index restarts
+// when the one before is back.
 func (r register) deployed() {
 	e := r.e
 	e.t.Helper()
@@ -221,7 +222,8 @@ pod:
 	e.rcctl("", "service", "delete", "queue", "--force", "--allow-mass-stop")
 }
 
-// preparerKilled: the preparer of the highest index is killed; its supervisor stops the pod, and no time has it placed elsewhere.
+// preparerKilled: the preparer of the highest index is killed. Its supervisor stops the pod. The pod is not placed
+// elsewhere, even if the preparer stays away.
 func (r register) preparerKilled(id string, preparers []*daemon) {
 	e := r.e
 	e.t.Helper()
@@ -258,7 +260,7 @@ func (e *env) generation(id string) int64 {
 	return rec.Value.Generation
 }
 
-// surelyStopped is the sum of ADR 23 for db: 1.5 TTL, 15 s, stop_after, the supervisor's 10 s, stop_grace.
+// surelyStopped is the sum of docs/design/ordered-groups.md for db: 1.5 TTL, 15 s, stop_after, 10 s, stop_grace.
 const surelyStopped = 3*time.Second + 15*time.Second + 3*time.Second + 10*time.Second + time.Second
 
 // cutOff: the machine of index 0 loses its agent and its preparer, while supervisor and pod live.
@@ -276,7 +278,8 @@ func (r register) cutOff(id string, agents, preparers []*daemon) {
 			return fmt.Errorf("main.0 is %+v", p)
 		}
 		lost = *p.LostSince
-		return e.says(id, rc.AwaitsStop, "main.0 waits until its copy on "+where+" has stopped; it counts as stopped at ")
+		return e.says(id, rc.AwaitsStop,
+			"main.0 waits until its copy on "+where+" has stopped; it counts as stopped at ")
 	})
 	e.within(limit, func() error {
 		if now := r.last("db", "0"); now.what != "start" || now.node == where {
@@ -289,13 +292,15 @@ func (r register) cutOff(id string, agents, preparers []*daemon) {
 	if end.what != "end" || end.node != where || start.at.Sub(lost) < surelyStopped {
 		e.t.Errorf("%s was lost at %s: %+v, %+v", where, lost, end, start)
 	}
-	e.t.Logf("after the loss of %s db-main-0 ended in %s, and was started elsewhere in %s", where, end.at.Sub(lost), start.at.Sub(lost))
+	e.t.Logf("after the loss of %s db-main-0 ended in %s, and was started elsewhere in %s", where,
+		end.at.Sub(lost), start.at.Sub(lost))
 	agents[victim].startAgain()
 	preparers[victim].startAgain()
 	e.within(limit, func() error { return e.availableAll(id, 3) })
 }
 
-// declared: a machine dies with a pod that has no stop_after. Its index waits for an operator, who has to be sure.
+// declared: a machine dies with a pod that has no stop_after. The pod's index is placed elsewhere only after an
+// operator has declared the pod gone.
 func (r register) declared(agents, preparers []*daemon) {
 	e := r.e
 	e.t.Helper()
@@ -304,7 +309,8 @@ func (r register) declared(agents, preparers []*daemon) {
 	victim := e.nodeNumber(where)
 	e.powerOff(victim, agents[victim], preparers[victim])
 	e.within(limit, func() error { return e.says(id, rc.AwaitsStop, "no disconnect.stop_after") })
-	if out, err := e.tryRcctl("", "pod", "forget", "lone-main-0", "--node", where); err == nil || !strings.Contains(err.Error(), "--i-am-sure") {
+	if out, err := e.tryRcctl("", "pod", "forget", "lone-main-0", "--node", where); err == nil ||
+		!strings.Contains(err.Error(), "--i-am-sure") {
 		e.t.Errorf("forget is not refused: %v\n%s", err, out)
 	}
 	if p := e.placements(id)["main.0"].Value; p.Node != where || p.RunState != pod.Stopped {

@@ -13,7 +13,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// owner returns who holds the controller's lock, and the lock itself.
 func (e *env) owner(rcID string) (farm string, lock consul.Pair, err error) {
 	lock, err = e.client.Get(e.t.Context(), e.store.Keys().Locks.Key(rcID), consul.Consistent)
 	if err != nil {
@@ -27,7 +26,7 @@ func (e *env) owner(rcID string) (farm string, lock consul.Pair, err error) {
 	return farm, lock, nil
 }
 
-// ownedBy waits until the farm owns the controller under another session than the given one.
+// ownedBy waits until the farm owns the controller under another session.
 func (e *env) ownedBy(rcID, farm, notSession string, within time.Duration) consul.Pair {
 	e.t.Helper()
 	var lock consul.Pair
@@ -45,7 +44,6 @@ func (e *env) ownedBy(rcID, farm, notSession string, within time.Duration) consu
 	return lock
 }
 
-// catch waits until the proxy has caught what it was told to hold.
 func (e *env) catch(h *delayed) {
 	e.t.Helper()
 	select {
@@ -55,7 +53,7 @@ func (e *env) catch(h *delayed) {
 	}
 }
 
-// refused delivers a held transaction and fails unless Consul refuses it.
+// refused delivers a held transaction, which Consul must refuse.
 func (e *env) refused(h *delayed) {
 	e.t.Helper()
 	close(h.deliver)
@@ -69,14 +67,15 @@ func (e *env) refused(h *delayed) {
 	}
 }
 
-// pausedOwner: a farm is stopped past its session, another takes over, the first resumes: none of its writes land.
+// pausedOwner: a farm is paused for longer than its session lasts, and another farm takes over. When the first farm
+// continues, none of its writes land.
 func pausedOwner(e *env) {
 	e.startConsul("")
 	p := newProxy(e.t, e.consul.Addr)
 	for n := range 4 {
 		e.preparer(n + 1)
 	}
-	f1 := e.farm("f1", p.addr, "--ttl", "5s") // a busy machine must not cost it the session before the pause does
+	f1 := e.farm("f1", p.addr, "--ttl", "5s") // f1 must not lose its session before the pause, even on a busy machine
 	e.applied(e.hello(1, nil))
 	id := e.rcID("hello")
 	before := e.ownedBy(id, "f1", "", limit)
@@ -85,14 +84,14 @@ func pausedOwner(e *env) {
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(batch)
 	e.stop(f1.current().cmd.Process.Pid)
-	e.farm("f2", "") // not earlier: after ten seconds side by side f1 might hand the controller over
+	e.farm("f2", "") // started late, because f1 might hand the controller over after ten seconds beside f2
 	e.ownedBy(id, "f2", before.Session, limit)
 	e.within(limit, func() error { return e.converged(id, 3) })
 	processes, placed := e.processes(), e.placements(id)
 	f1.signal(syscall.SIGCONT)
 	e.refused(batch)
 
-	// The first farm finds out, comes back as a member with a new session, and leaves the controller alone.
+	// The first farm becomes a member again with a new session, and does not write the controller.
 	e.within(limit, func() error {
 		pair, err := e.client.Get(e.t.Context(), e.store.Keys().Farms.Key("f1"), consul.Consistent)
 		if err == nil && pair.Session == "" {
@@ -118,7 +117,6 @@ func pausedOwner(e *env) {
 	e.oneCopyEach()
 }
 
-// landedAfter reports whether a transaction body names a placement that only exists since the take-over.
 func (e *env) landedAfter(body string, placed map[string]store.Rec[podPlacement]) bool {
 	for key, rec := range placed {
 		if key != "main.0" && strings.Contains(body, e.store.Keys().Pods.Key(rec.Value.Identity.String())+`"`) {
@@ -128,7 +126,7 @@ func (e *env) landedAfter(body string, placed map[string]store.Rec[podPlacement]
 	return false
 }
 
-// oldTenure: the same farm loses a lock and gets it again; a delayed write of the first tenure is refused.
+// oldTenure: the same farm loses a lock and gets it again. A delayed write of the first tenure is refused.
 func oldTenure(e *env) {
 	e.startConsul("")
 	p := newProxy(e.t, e.consul.Addr)
@@ -152,12 +150,12 @@ func oldTenure(e *env) {
 	e.oneCopyEach()
 }
 
-// lateWrite: a transaction whose client gave up lands late, through an agent that was paused and through a network that
-// kept it. There are never two placements of one index.
+// lateWrite: a transaction arrives after its client has given up: once because the network kept it, and once because
+// the agent was paused. There are never two placements of one index.
 func lateWrite(e *env) {
 	e.startConsul("")
 	p := newProxy(e.t, e.consul.Addr)
-	const ttl = "12s" // the pause must not cost the session: that is another scenario
+	const ttl = "12s" // the session must not end in the pause, because another scenario tests that
 	for n := range 5 {
 		e.preparer(n+1, "--ttl", ttl)
 	}
@@ -166,7 +164,7 @@ func lateWrite(e *env) {
 	id := e.rcID("hello")
 	first := e.ownedBy(id, "f1", "", limit)
 
-	// Kept by the network: the farm gives up, bumps its fence, places anew; then the old one arrives.
+	// The farm gives up, bumps its fence, and writes new placements. Then the old transaction arrives.
 	kept := p.delay(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "3")
 	e.catch(kept)
@@ -175,7 +173,7 @@ func lateWrite(e *env) {
 	e.refused(kept)
 	e.sameProcesses(processes, "after the kept transaction arrived")
 
-	// Kept by a paused agent: what the farm gave up on is in the agent's socket and is carried out when it goes on.
+	// A paused agent carries the transaction out when it continues.
 	bumps := e.farmLogCount("f1", "bumped the fence")
 	paused := p.delay(e.store.Keys().Pods.Below(id))
 	e.rcctl("", "rc", "scale", "hello", "5")
@@ -183,7 +181,7 @@ func lateWrite(e *env) {
 	e.stop(e.consul.Proc.Pid)
 	given := p.abandoned()
 	close(paused.deliver)
-	// The farm's patience must run out while the agent stands still: it bumps into silence, and is told so.
+	// The farm must give up meanwhile.
 	e.within(limit, func() error {
 		if p.abandoned() == given {
 			return errors.New("the farm still waits for the paused agent")
@@ -203,7 +201,8 @@ func lateWrite(e *env) {
 	e.t.Logf("the transaction through the paused agent was answered with %d; bumps before and after: %d, %d",
 		status, bumps, e.farmLogCount("f1", "bumped the fence"))
 	if bumps == 0 || e.farmLogCount("f1", "bumped the fence") == bumps {
-		e.t.Errorf("the farm did not bump its fence after each unknown outcome: %d, then %d", bumps, e.farmLogCount("f1", "bumped the fence"))
+		e.t.Errorf("the farm did not bump its fence after each unknown outcome: %d, then %d", bumps,
+			e.farmLogCount("f1", "bumped the fence"))
 	}
 	for key, pid := range processes {
 		if now := e.processes()[key]; now != pid {
@@ -228,11 +227,11 @@ func (e *env) log(name string) string {
 
 func (e *env) farmLogCount(name, text string) int { return strings.Count(e.log(name), text) }
 
-// fastRestart: farm and preparer killed -9 and started again at once have their locks back long before the sessions of the
-// killed ones would end by themselves.
+// fastRestart: a farm and a preparer are killed and started again at once. They hold their locks again long before the
+// sessions of the killed processes would end by themselves.
 func fastRestart(e *env) {
 	e.startConsul("")
-	const ttl, soon = time.Minute, 20 * time.Second // the benchmark "failover" holds it to 3 s
+	const ttl, soon = time.Minute, 20 * time.Second // the benchmark "failover" allows 3 s
 	n1 := e.preparer(1, "--ttl", ttl.String())
 	e.preparer(2)
 	f1 := e.farm("f1", "")
@@ -242,7 +241,7 @@ func fastRestart(e *env) {
 
 	first := e.ownedBy(id, "f1", "", limit)
 	f1.kill()
-	usual := f1.args // in a new cluster a farm waits for two TTLs before it says that all is well
+	usual := f1.args // in a new cluster a farm waits for two TTLs before it reports that all is well
 	f1.args = append(slices.Clone(usual), "--ttl", ttl.String())
 	f1.startAgain()
 	before := e.ownedBy(id, "f1", first.Session, limit)

@@ -14,10 +14,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// dynamicPorts: replicas of one program share machines, each on a number of its own from the machine's range, which its
-// health check, its environment and its neighbours agree on. Numbers that something else on a machine holds are not given away, and no pod with such a static port is
-// placed there; what the machine's record does not tell is found when the pod starts. An upgrade in place keeps the numbers, and where none is left the
-// rest is said to be missing.
+// dynamicPorts: replicas of one program share machines. Each replica has its own port number from the machine's range.
+// Its health check, its environment and the other replicas use this number. If another program on a machine uses a
+// number, no pod gets the number there, and no pod with this static port is placed there. If the machine's record lacks
+// a number that is in use, the conflict is found when the pod starts. An upgrade in place keeps the numbers. If no
+// number is left, the status reports that pods are missing.
 func dynamicPorts(e *env) {
 	const first, last, static = 21000, 21002, 21500
 	e.startConsul("")
@@ -43,7 +44,8 @@ func dynamicPorts(e *env) {
 	for _, l := range foreign {
 		_ = l.Close()
 	}
-	// A node forgets a number after machine.LeaveAfter looks without it, which are 15 s apart, and more on a busy machine.
+	// A node removes a number from its record after machine.LeaveAfter looks that did not find it. There are at least
+	// 15 s between two looks.
 	e.rcctl(cluster.HelloSpec(other), "apply", "-f", "-", "--wait", "--timeout", (limit + time.Minute).String())
 	e.unlisted(h)
 	e.applied(h)
@@ -69,7 +71,6 @@ func dynamicPorts(e *env) {
 	e.answering(h.Replicas-1, "version 2\n")
 }
 
-// listen holds a port on the address of a node.
 func (e *env) listen(n, port int) net.Listener {
 	e.t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(e.address(n), strconv.Itoa(port)))
@@ -80,22 +81,22 @@ func (e *env) listen(n, port int) net.Listener {
 	return l
 }
 
-// tellsPorts waits until a node's record says that something holds ports there. That needs a farm, which raises the version
-// gate, and a busy machine finds it out late.
+// tellsPorts needs a farm, which must raise the version gate first. A busy machine notices ports late.
 func (e *env) tellsPorts(nodeName string, ports ...int) {
 	e.t.Helper()
 	e.within(limit, func() error {
 		rec, err := e.store.Node(e.t.Context(), nodeName)
 		for _, port := range ports {
 			if err == nil && !slices.Contains(rec.Value.PortsInUse, port) {
-				err = fmt.Errorf("the record of %s says that %d are in use, without %d", nodeName, rec.Value.PortsInUse, port)
+				err = fmt.Errorf("the record of %s says that %d are in use, without %d",
+					nodeName, rec.Value.PortsInUse, port)
 			}
 		}
 		return err
 	})
 }
 
-// lacksPorts waits until all pods of a controller that have a node are on one, and the others are said to have none because of ports.
+// lacksPorts waits until the pods on one node are placed, and the status reports that ports are missing for the others.
 func (e *env) lacksPorts(name, nodeName string, placed int) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -108,14 +109,16 @@ func (e *env) lacksPorts(name, nodeName string, placed int) {
 				return fmt.Errorf("%s is on %s, whose ports are in use", name, rec.Value.Node)
 			}
 		}
-		if text := fmt.Sprint(st.Value.Conditions); st.Value.Placed != placed || !st.Value.Is(rc.InsufficientNodes) || !strings.Contains(text, "ports: ") {
+		if text := fmt.Sprint(st.Value.Conditions); st.Value.Placed != placed || !st.Value.Is(rc.InsufficientNodes) ||
+			!strings.Contains(text, "ports: ") {
 			return fmt.Errorf("status %+v", st.Value)
 		}
 		return nil
 	})
 }
 
-// unlisted has a pod meet a port that something holds and the node's record does not tell: one of the kernel's ephemeral numbers.
+// unlisted places a pod on a port of another process that the node's record does not list, because the kernel gives
+// such numbers to clients (ephemeral ports). So the node reports that the port is taken.
 func (e *env) unlisted(h cluster.Hello) {
 	e.t.Helper()
 	l := e.listen(1, 0)
@@ -128,7 +131,7 @@ func (e *env) unlisted(h cluster.Hello) {
 	e.applied(h)
 }
 
-// answering waits until so many replicas answer where their placements say, each as itself, and returns who answers where.
+// answering waits until n replicas answer at their placements' addresses, and returns them by address.
 func (e *env) answering(n int, text string) map[string]string {
 	e.t.Helper()
 	var found map[string]string

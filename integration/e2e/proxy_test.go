@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// proxy stands between a daemon and its Consul agent. It can hold one transaction back, for as long as the scenario wants,
-// and deliver it later, whether its sender still waits or not. And it can hold back what standing queries are told.
+// proxy stands between a daemon and its agent. It can hold a transaction, and deliver it even if its sender has given
+// up. It can also hold the answers of standing queries.
 type proxy struct {
 	addr   string
 	target *url.URL
@@ -25,20 +25,18 @@ type proxy struct {
 	mu      sync.Mutex
 	delayed *delayed
 	seen    []seen
-	news    map[string]chan struct{} // by part of the path of a standing query: what its answers wait for
-	cut     bool                     // nothing passes
-	gone    int                      // transactions that their sender no longer waited for when they were answered
+	news    map[string]chan struct{} // by part of the path: answers to standing queries wait until it is closed
+	cut     bool                     // all requests are refused
+	gone    int                      // transactions whose sender had given up before the answer
 }
 
-// delayed is a transaction that waits in the proxy.
 type delayed struct {
-	part    string        // of its body
+	part    string        // text in the body of the transaction
 	caught  chan struct{} // closed when it has arrived
 	deliver chan struct{} // close it to send it on
 	status  chan int      // Consul's answer
 }
 
-// seen is one transaction that passed.
 type seen struct {
 	body   string
 	status int
@@ -54,8 +52,10 @@ func newProxy(t *testing.T, consulAddr string) *proxy {
 	transport := &http.Transport{MaxIdleConnsPerHost: 100}
 	reverse := httputil.NewSingleHostReverseProxy(target)
 	reverse.Transport = transport
-	// A daemon that gives up, or a Consul that is gone, is what scenarios are about.
-	reverse.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }
+	// Errors are expected: daemons give up, and Consul goes away.
+	reverse.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) {
+		w.WriteHeader(http.StatusBadGateway)
+	}
 	p := &proxy{addr: listener.Addr().String(), target: target, next: reverse}
 	server := &http.Server{Handler: p, ReadHeaderTimeout: time.Minute}
 	reverse.ModifyResponse = func(resp *http.Response) error { p.waitForNews(resp.Request); return nil }
@@ -65,7 +65,7 @@ func newProxy(t *testing.T, consulAddr string) *proxy {
 	return p
 }
 
-// delayNews holds back the answers to standing queries whose paths contain one of the parts, until they are let go.
+// delayNews holds the answers to standing queries for these paths, until letGo is called.
 func (p *proxy) delayNews(parts ...string) (letGo func()) {
 	gate := make(chan struct{})
 	p.mu.Lock()
@@ -101,7 +101,7 @@ func (p *proxy) waitForNews(r *http.Request) {
 // fenceVerb is in every write of an owner, and in no read.
 const fenceVerb = `"Verb":"check-session"`
 
-// delay makes the next write of an owner whose body contains the text wait.
+// delay holds the next write of an owner whose body contains the text.
 func (p *proxy) delay(part string) *delayed {
 	h := &delayed{part: part, caught: make(chan struct{}), deliver: make(chan struct{}), status: make(chan int, 1)}
 	p.mu.Lock()
@@ -110,21 +110,20 @@ func (p *proxy) delay(part string) *delayed {
 	return h
 }
 
-// transactions returns what passed so far, the held one included once it is answered.
+// transactions includes a held transaction after its answer.
 func (p *proxy) transactions() []seen {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append([]seen(nil), p.seen...)
 }
 
-// abandoned returns how many senders have given up on a transaction.
 func (p *proxy) abandoned() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.gone
 }
 
-// away has nothing pass from now on, or everything again. What waits at Consul goes on waiting.
+// away makes the proxy refuse new requests, or pass them again.
 func (p *proxy) away(yes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,8 +167,9 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer p.mu.Unlock()
 		p.gone++
 	})()
-	// The transaction goes on whether or not its sender still waits, as bytes in a socket would.
-	req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method, p.target.JoinPath(r.URL.Path).String(), bytes.NewReader(body))
+	// The transaction is sent on even if its sender has given up, like bytes in a socket.
+	req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method,
+		p.target.JoinPath(r.URL.Path).String(), bytes.NewReader(body))
 	if err != nil {
 		w.WriteHeader(http.StatusBadGateway)
 		return

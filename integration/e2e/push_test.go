@@ -14,7 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// opens returns what opens the nodes that have a certificate and a token.
 func (e *env) opens() *cluster.Credentials {
 	e.t.Helper()
 	if e.credentials == nil {
@@ -26,18 +25,19 @@ func (e *env) opens() *cluster.Credentials {
 	return e.credentials
 }
 
-// pushed starts node number n, which farms tell of its intents: it has a certificate with its name, and a token.
+// pushed starts a node to which farms push.
 func (e *env) pushed(n int, consulAddr string, every time.Duration) *daemon {
 	e.t.Helper()
 	files, err := e.opens().Of(fmt.Sprintf("n%d", n))
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return e.preparerAt(n, consulAddr, "--intents", "push", "--intents-every", every.String(), "--api-addr", e.address(n)+":0",
+	return e.preparerAt(n, consulAddr, "--intents", "push", "--intents-every",
+		every.String(), "--api-addr", e.address(n)+":0",
 		"--api-token-file", files.Token, "--api-tls-cert", files.Cert, "--api-tls-key", files.Key)
 }
 
-// lastPush is what the owner of a controller sends, or has sent, about its newest intent on a node.
+// lastPush returns the push about the newest intent of a controller on a node.
 func (e *env) lastPush(name, rcID string) scale.Request {
 	e.t.Helper()
 	schema, err := e.store.EnsureSchema(e.t.Context())
@@ -53,14 +53,16 @@ func (e *env) lastPush(name, rcID string) scale.Request {
 		e.t.Fatal(err)
 	}
 	r := scale.New("hello", 1)
-	r.Epoch = &scale.Epoch{Cluster: schema.Value.Epoch, RCID: rcID, Term: scale.Term(schema.Value.Epoch, lock.ModifyIndex)}
+	r.Epoch = &scale.Epoch{
+		Cluster: schema.Value.Epoch, RCID: rcID,
+		Term: scale.Term(schema.Value.Epoch, lock.ModifyIndex),
+	}
 	for _, in := range intents {
 		r.Revision = max(r.Revision, int64(in.ModifyIndex))
 	}
 	return r
 }
 
-// push sends a request to a node as a farm does, and returns the status.
 func (e *env) push(name string, r scale.Request) (status int) {
 	e.t.Helper()
 	client, err := e.opens().Client(name, e.nodes()[name].Value.API)
@@ -78,7 +80,6 @@ func (e *env) push(name string, r scale.Request) (status int) {
 	return 200
 }
 
-// versionOn waits until one process of the sample program runs on node number n, with a version.
 func (e *env) versionOn(n int, version string) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -99,18 +100,22 @@ func (e *env) versionOn(n int, version string) {
 	})
 }
 
-// pushScenario: nodes without a standing query on their intents, that read once an hour. What their farm tells the first it does. A
-// request of the former owner that comes late changes nothing. Cut off from Consul it does nothing and says so, and goes on afterwards. A
-// farm that is killed after its write and before its push has told nobody: whoever takes over tells the node. A third node is to be told,
-// but farms cannot reach its API: it watches, as its record and "rcctl nodes" say.
+// pushScenario: nodes read their intents once an hour, without a standing query. The first node carries out an intent
+// when its farm pushes. A late push of the former owner changes nothing. While the node is cut off from Consul, it
+// answers a push with an error and carries out nothing; afterwards it carries out its intents. If a farm is killed
+// between its write and its push, the next owner pushes. A node whose API farms cannot reach watches its intents, and
+// its record and rcctl nodes show this.
 func pushScenario(e *env) {
 	e.startConsulOnDisk()
 	between, late := newProxy(e.t, e.consul.Addr), newProxy(e.t, e.consul.Addr)
 	e.pushed(1, between.addr, time.Hour)
 	e.pushed(2, "", time.Hour)
 	e.preparerAt(3, "", "--intents", "push", "--intents-every", time.Hour.String())
-	f1 := e.farm("f1", "", e.opens().Flags()...) // which lets nodes say that they are told, by the version gate
-	for name, says := range map[string]string{"n1": node.IntentsPush, "n2": node.IntentsPush, "n3": node.IntentsRefused} {
+	f1 := e.farm("f1", "", e.opens().Flags()...) // its version gate lets nodes write that farms push
+	for name, says := range map[string]string{
+		"n1": node.IntentsPush,
+		"n2": node.IntentsPush, "n3": node.IntentsRefused,
+	} {
 		e.within(limit, func() error {
 			if rec, there := e.nodes()[name]; !there || rec.Value.Intents != says {
 				return fmt.Errorf("the record of %s says %+v", name, rec.Value)

@@ -19,14 +19,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// door is an address for Consul that is shut at first, and may keep requests of one kind waiting.
+// door is a proxy of Consul that first refuses all requests, and later lets some wait.
 type door struct {
 	addr string
 
 	mu   sync.Mutex
 	open bool
 	late string        // requests whose path contains it wait; empty: none
-	free chan struct{} // closed when they may go on
+	free chan struct{} // closed when the late requests may continue
 }
 
 func newDoor(e *env) *door {
@@ -40,7 +40,7 @@ func newDoor(e *env) *door {
 		open, waits := d.open, d.late != "" && strings.Contains(r.URL.Path, d.late)
 		d.mu.Unlock()
 		if !open {
-			panic(http.ErrAbortHandler) // as if nobody were there
+			panic(http.ErrAbortHandler) // as if no process listened
 		}
 		if waits {
 			select {
@@ -60,17 +60,16 @@ func newDoor(e *env) *door {
 	return d
 }
 
-// unlock opens the door for all requests but those whose path contains the text.
+// unlock lets requests pass, except those whose path contains late, which wait.
 func (d *door) unlock(late string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.open, d.late = true, late
 }
 
-// listens finds the debug server in the daemon's log, which names it once for each start.
+// There is one such line for each start.
 var listens = regexp.MustCompile(`debug server listens.*address="?([0-9.]+:[0-9]+)`)
 
-// debugAddr returns where the daemon's debug server listens, "" before it has said so.
 func (d *daemon) debugAddr() string {
 	found := listens.FindAllStringSubmatch(d.logText(), -1)
 	if len(found) == 0 {
@@ -79,7 +78,6 @@ func (d *daemon) debugAddr() string {
 	return found[len(found)-1][1]
 }
 
-// asked returns what the daemon answers to a path of its debug server.
 func (d *daemon) asked(path string) (status int, body string, err error) {
 	address := d.debugAddr()
 	if address == "" {
@@ -98,7 +96,7 @@ func (d *daemon) asked(path string) (status int, body string, err error) {
 	return resp.StatusCode, string(text), err
 }
 
-// ready waits until the daemon says that it is, or is not, ready, with a text that contains why; and that it lives.
+// ready also waits until the daemon is alive.
 func (d *daemon) ready(want int, why string) {
 	d.e.t.Helper()
 	d.e.within(limit, func() error {
@@ -108,14 +106,18 @@ func (d *daemon) ready(want int, why string) {
 		}
 		return nil
 	})
-	if status, body, err := d.asked("/healthz"); err != nil || status != http.StatusOK {
-		d.e.t.Errorf("%s answers %d %q to /healthz: %v", d.name, status, body, err)
-	}
+	d.e.within(limit, func() error { // a lost connection is no answer: ask again
+		status, body, err := d.asked("/healthz")
+		if err == nil && status != http.StatusOK {
+			d.e.t.Errorf("%s answers %d %q to /healthz", d.name, status, body)
+		}
+		return err
+	})
 }
 
-// readyz: a farm is ready while it holds a session and has seen the whole cluster: not before it reaches Consul, not before
-// its last standing query has answered, not when Consul is gone. A preparer is ready as soon as it supervises its node's
-// pods, whatever becomes of Consul. Both live all the time.
+// readyz: a farm is ready while it holds a session and has seen the whole cluster. It is not ready before it reaches
+// Consul, before its last standing query has answered, and when Consul is gone. A preparer is ready as soon as it
+// supervises its node's pods, even without Consul. Both daemons are alive all the time.
 func readyz(e *env) {
 	e.startConsul("")
 	d := newDoor(e)
@@ -126,7 +128,7 @@ func readyz(e *env) {
 	late := "/bells/7/"
 	d.unlock(late)
 	e.members("f1")
-	farm.ready(http.StatusServiceUnavailable, "not every standing query has answered yet")
+	farm.ready(http.StatusServiceUnavailable, "not all watches have delivered yet")
 	close(d.free)
 	farm.ready(http.StatusOK, "ok")
 	preparer.ready(http.StatusOK, "ok")
@@ -141,7 +143,8 @@ func readyz(e *env) {
 	e.sameProcesses(processes, "after Consul was gone")
 }
 
-// unclaimed: no farm's selector matches a controller. That is raised once, and resolved once when a farm comes whose does.
+// unclaimed: no farm's selector matches a controller. One alert is raised, and it is resolved when a farm with a
+// matching selector comes.
 func unclaimed(e *env) {
 	e.startConsul("")
 	e.preparer(1)
@@ -153,10 +156,11 @@ func unclaimed(e *env) {
 	other := h
 	other.Name, other.Port = "other", 8081
 	e.rcctl("labels: {env: prod}\n"+cluster.HelloSpec(other), "apply", "-f", "-", "--wait", "--timeout", limit.String())
-	if lock, err := e.client.Get(e.t.Context(), e.store.Keys().Locks.Key(id), consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
+	if lock, err := e.client.Get(e.t.Context(), e.store.Keys().Locks.Key(id),
+		consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
 		e.t.Errorf("the lock of a controller that no farm may take: %+v, %v", lock, err)
 	}
-	// Two sweeps, 30 s, and one more sweep that tells.
+	// This takes two sweeps, 30 s, and a third, which alerts.
 	e.within(4*limit, func() error {
 		st, err := e.store.Statuses.Get(e.t.Context(), store.Default, id)
 		if err == nil && !st.Value.Is(rc.Unclaimed) {
@@ -184,7 +188,6 @@ func unclaimed(e *env) {
 	}
 }
 
-// told compares how often farms raised or resolved Unclaimed with what is wanted.
 func (e *env) told(what string, want int) error {
 	line := regexp.MustCompile(`alert ` + what + `.*condition=Unclaimed|condition=Unclaimed.*alert ` + what)
 	n := 0

@@ -13,9 +13,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// relabel: what is placed depends on the labels of the moment of placing. First a farm does not hear of changes, by operators and by
-// a preparer that starts with other labels; then they happen while it places. The controller is static, so that its pods stay where
-// they came to.
+// relabel: a pod is placed by the labels that nodes have at that moment. First the farm does not see that operators
+// change labels, and that a preparer starts with other labels. Then labels change while the farm places pods. The
+// controller is static, so its pods are not moved afterwards.
 func relabel(e *env) {
 	e.startConsul("")
 	p := newProxy(e.t, e.consul.Addr)
@@ -43,11 +43,12 @@ func relabel(e *env) {
 	e.placedWhereLabelsMatched(id)
 	letGo()
 
-	// Pods and the controller get labels by the same command; the label of a pod is its own.
+	// A label of one pod belongs only to this pod.
 	running := e.processes()
 	e.rcctl("", "label", "pod", "hello-main-0", "debug=yes", "--wait", "--timeout", limit.String())
 	e.rcctl("", "label", "rc", "hello", "team=a")
-	if out := e.rcctl("", "pods", "-l", "debug=yes", "-o", "json"); strings.Count(out, `"pod_id"`) == 0 || strings.Contains(out, `"hello-main-1"`) || !strings.Contains(out, `"hello-main-0"`) {
+	if out := e.rcctl("", "pods", "-l", "debug=yes", "-o", "json"); strings.Count(out, `"pod_id"`) == 0 ||
+		strings.Contains(out, `"hello-main-1"`) || !strings.Contains(out, `"hello-main-0"`) {
 		e.t.Errorf("with the label debug there are %s", out)
 	}
 	if out := e.rcctl("", "label", "pod", "hello-main-0", "-o", "json"); !strings.Contains(out, `"debug": "yes"`) {
@@ -76,7 +77,7 @@ func relabel(e *env) {
 	e.oneCopyEach()
 }
 
-// labels gives nodes labels, those of different nodes at the same time.
+// labels labels several nodes at the same time.
 func (e *env) labels(acts ...string) {
 	e.t.Helper()
 	byNode := map[string][]string{}
@@ -97,7 +98,7 @@ func (e *env) labels(acts ...string) {
 	all.Wait()
 }
 
-// restartWith kills a preparer, and starts it with another label in place of one, until it holds its node again.
+// restartWith restarts a preparer with one label replaced, and waits until it holds its node's lock.
 func (e *env) restartWith(d *daemon, was, is string) {
 	e.t.Helper()
 	d.kill()
@@ -114,8 +115,6 @@ func (e *env) restartWith(d *daemon, was, is string) {
 	})
 }
 
-// placedWhereLabelsMatched compares when pods of a static controller were placed with when their nodes ceased to match, by Consul's own
-// count.
 func (e *env) placedWhereLabelsMatched(id string) {
 	e.t.Helper()
 	judged := 0
@@ -134,15 +133,17 @@ func (e *env) placedWhereLabelsMatched(id string) {
 		}
 		judged++
 		ceased := ops.Index
-		if ops.Value.Labels["pool"] == "" { // then it is the preparer's that does not match
+		if ops.Value.Labels["pool"] == "" { // then the preparer's label counts, which does not match
 			ceased = record.Index
 		}
-		placed, err := e.client.Get(e.t.Context(), e.store.Keys().Pods.Key(rec.Value.Identity.String()), consul.Consistent)
+		placed, err := e.client.Get(e.t.Context(), e.store.Keys().Pods.Key(rec.Value.Identity.String()),
+			consul.Consistent)
 		if err != nil {
 			e.t.Fatal(err)
 		}
 		if placed.CreateIndex > ceased {
-			e.t.Errorf("%s was placed on %s at index %d, after that ceased to match at %d", key, name, placed.CreateIndex, ceased)
+			e.t.Errorf("%s was placed on %s at index %d, after that ceased to match at %d",
+				key, name, placed.CreateIndex, ceased)
 		}
 	}
 	e.t.Logf("%d pods are on nodes that match no more", judged)

@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// sized is a service of three pods with limits, which use 48 MiB in their first run.
 func sized(cpu, memory, update string) string {
 	return fmt.Sprintf(`name: web
 replicas: 3
@@ -28,9 +27,10 @@ pod:
 `, update, cpu, memory)
 }
 
-// resizeLive: CPU and memory alone change while the pods run, forth and back, through the death of a preparer. Memory
-// is not lowered below what is used, where the machine counts that: such a pod is started again. A size that fits on
-// no node is refused, and one that does not fit on all of them is taken back.
+// resizeLive: while the pods run, their CPU and memory are raised and then lowered again, and nothing else changes.
+// Meanwhile a preparer dies. If the memory is lowered below what a pod uses, and the machine's cgroups limit memory,
+// the pod is started again. If a size fits on no node, it is refused. If a size fits on only some of the nodes, the
+// rollout takes it back.
 func resizeLive(e *env) {
 	e.startConsul("")
 	n1 := e.preparer(1, "--cpu", "4000")
@@ -74,8 +74,10 @@ func resizeLive(e *env) {
 	if err == nil || !strings.Contains(err.Error(), "exit status 4") || !strings.Contains(err.Error(), "no-room") {
 		e.t.Errorf("a size that fits on no node: %v\n%s", err, out)
 	}
-	out, err = e.tryRcctl(sized("3000m", "256Mi", "stage_timeout: 6s"), "deploy", "-f", "-", "--yes", "--strategy", "in-place")
-	if err == nil || !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(out, "no progress for 6s") || !strings.Contains(out, "has no room: resources") {
+	out, err = e.tryRcctl(sized("3000m", "256Mi", "stage_timeout: 6s"), "deploy", "-f",
+		"-", "--yes", "--strategy", "in-place")
+	if err == nil || !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(out, "no progress for 6s") ||
+		!strings.Contains(out, "has no room: resources") {
 		e.t.Errorf("a size that fits on one node: %v\n%s", err, out)
 	}
 	e.awaitEnd()
@@ -96,7 +98,7 @@ func resizeLive(e *env) {
 	e.t.Logf("the machine counts memory: %t", counted)
 }
 
-// three returns the processes of three pods once none has a child.
+// three returns the processes of three pods when none has a child any more.
 func (e *env) three() (found map[string]int) {
 	e.t.Helper()
 	e.within(limit, func() (err error) {
@@ -108,7 +110,6 @@ func (e *env) three() (found map[string]int) {
 	return found
 }
 
-// planOf returns what rcctl plan says of a document that changes something.
 func (e *env) planOf(document string) string {
 	e.t.Helper()
 	out, err := e.tryRcctl(document, "plan", "-f", "-")
@@ -118,16 +119,14 @@ func (e *env) planOf(document string) string {
 	return out
 }
 
-// holdsLimits reports whether pods of the node have cgroups.
 func (d *daemon) holdsLimits() bool { return !strings.Contains(d.logText(), "cgroup: ") }
 
-// countsMemory reports whether those hold memory.
 func (d *daemon) countsMemory() bool {
 	return d.holdsLimits() && !strings.Contains(d.logText(), "memory limit: ")
 }
 
-// sizes waits until the nodes have booked so much for each pod, and fails unless the kernel holds the processes to
-// that, as far as the machine has the controllers.
+// sizes waits until claims have this CPU and memory. The kernel must have the same limits, where the machine has the
+// cgroup controllers.
 func (e *env) sizes(processes map[string]int, cpu, mebibytes int64) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -145,7 +144,10 @@ func (e *env) sizes(processes map[string]int, cpu, mebibytes int64) {
 		}
 		return nil
 	})
-	want := map[string]string{"cpu.max": fmt.Sprintf("%d 100000\n", cpu*100), "memory.max": fmt.Sprintf("%d\n", mebibytes<<20)}
+	want := map[string]string{
+		"cpu.max":    fmt.Sprintf("%d 100000\n", cpu*100),
+		"memory.max": fmt.Sprintf("%d\n", mebibytes<<20),
+	}
 	for key, pid := range processes {
 		dir := cgroupOf(pid)
 		got := map[string]string{}
@@ -162,7 +164,6 @@ func (e *env) sizes(processes map[string]int, cpu, mebibytes int64) {
 	}
 }
 
-// cgroupOf returns the directory of a process's cgroup, "" where there is no cgroup v2.
 func cgroupOf(pid int) string {
 	groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)) // it may have ended
 	mounts, _ := os.ReadFile("/proc/self/mounts")

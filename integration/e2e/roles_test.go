@@ -10,17 +10,18 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// grouped is a controller of one primary and so many readers, each with an environment of its own. The readers would all be on one machine, and are held
-// evenly on all by a spread of their own; the primary goes where it wants to.
+// grouped is a primary and readers, each role with its own environment. All readers prefer the same machine, but their
+// spread keeps their numbers nearly equal.
 func (e *env) grouped(read int, mode string) string {
 	h := e.hello(0, map[string]string{"MODE": "none", "LOG": "info"})
 	h.Port, h.NodeLoss = 0, "{after: 1s}"
-	groups := fmt.Sprintf("replica_groups:\n- {role: primary, count: 1, env: {MODE: %s}}\n- {role: read, count: %d, env: {MODE: read},\n"+
-		"   spread: {label: rack, skew: 1, when: require}, affinity: [{selector: rack=a, weight: 10}]}\n", mode, read)
+	groups := fmt.Sprintf(
+		"replica_groups:\n- {role: primary, count: 1, env: {MODE: %s}}\n- {role: read, count: %d, env: {MODE: read},\n"+
+			"   spread: {label: rack, skew: 1, when: require}, affinity: [{selector: rack=a, weight: 10}]}\n", mode,
+		read)
 	return strings.Replace(cluster.HelloSpec(h), "replicas: 0\n", groups, 1)
 }
 
-// mustBeEven fails unless readers are on all machines, on none more than one more than on another, whatever else runs there.
 func (e *env) mustBeEven(when string, machines int, table map[string]identity) {
 	e.t.Helper()
 	on := map[string]int{}
@@ -34,13 +35,11 @@ func (e *env) mustBeEven(when string, machines int, table map[string]identity) {
 	}
 }
 
-// identity is what a process is told of itself.
 type identity struct {
 	node, mode, log, replicas string
 	pid                       int
 }
 
-// identities returns what the processes of a controller are told, by role and index.
 func (e *env) identities(id string) map[string]identity {
 	e.t.Helper()
 	table := map[string]identity{}
@@ -55,7 +54,6 @@ func (e *env) identities(id string) map[string]identity {
 	return table
 }
 
-// show prints a table of identities.
 func (e *env) show(when string, table map[string]identity) {
 	e.t.Helper()
 	text := "identity    node  MODE      POD_REPLICAS  pid\n"
@@ -66,7 +64,6 @@ func (e *env) show(when string, table map[string]identity) {
 	e.t.Logf("%s\n%s", when, text)
 }
 
-// scaled scales the readers and returns the identities, once there are so many.
 func (e *env) scaled(id string, read int) map[string]identity {
 	e.t.Helper()
 	e.rcctl("", "rc", "scale", "hello", "--role", "read", fmt.Sprint(read), "--wait", "--timeout", limit.String())
@@ -79,7 +76,6 @@ func (e *env) scaled(id string, read int) map[string]identity {
 	return e.identities(id)
 }
 
-// mustKeep fails unless the processes of identities are those of before.
 func (e *env) mustKeep(when string, before, after map[string]identity) {
 	e.t.Helper()
 	for name, is := range after {
@@ -89,8 +85,10 @@ func (e *env) mustKeep(when string, before, after map[string]identity) {
 	}
 }
 
-// roles: one primary and four readers on three machines, the readers spread over them. Each process has its group's environment, and keeps its identity: more and fewer readers
-// restart nobody, another environment of one group restarts that group alone, and a primary whose machine dies is primary.0 again elsewhere.
+// roles: one primary and four readers on three machines, the readers spread over them. Each process has its role's
+// environment, and keeps its identity. A change of the number of readers restarts no process. A change of one role's
+// environment restarts only the processes of that role. If the primary's machine dies, the primary is primary.0 again
+// elsewhere.
 func roles(e *env) {
 	e.startConsul("")
 	agents, preparers := e.machines(3)
@@ -107,7 +105,8 @@ func roles(e *env) {
 			e.t.Errorf("%s sees %+v", name, is)
 		}
 	}
-	if names := slices.Sorted(maps.Keys(first)); !slices.Equal(names, []string{"primary.0", "read.0", "read.1", "read.2", "read.3"}) {
+	if names := slices.Sorted(maps.Keys(first)); !slices.Equal(names,
+		[]string{"primary.0", "read.0", "read.1", "read.2", "read.3"}) {
 		e.t.Fatalf("there are %v", names)
 	}
 
@@ -136,7 +135,8 @@ func roles(e *env) {
 	}
 	e.powerOff(n, agents[n], preparers[n])
 	e.within(limit+time.Minute, func() error {
-		if now, is := e.identities(id)["primary.0"]; !is || now.node == leader["primary.0"].node || now.mode != "leader" {
+		if now, is := e.identities(id)["primary.0"]; !is ||
+			now.node == leader["primary.0"].node || now.mode != "leader" {
 			return fmt.Errorf("primary.0 is %+v", now)
 		}
 		return nil

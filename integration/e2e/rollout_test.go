@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// rollOut: a service goes to a new revision in stages, and whoever calls it sees no failed call. The same document again changes
-// nothing; a plan says so, and what would change.
+// rollOut: a service goes to a new revision in stages, and its callers see no failed call. Deploying the same document
+// again changes nothing, and a plan of this document shows no change. A plan of a new version shows changes.
 func rollOut(e *env) {
 	e.site(2, 2)
 	w := web{replicas: 4, version: "1", update: "step: 2"}
@@ -16,7 +16,8 @@ func rollOut(e *env) {
 		e.t.Errorf("plan of the same document: %v\n%s", err, out)
 	}
 	w.version = "2"
-	if out, err := e.tryRcctl(e.document(w), "plan", "-f", "-"); err == nil || !strings.Contains(err.Error(), "exit status 6") {
+	if out, err := e.tryRcctl(e.document(w), "plan", "-f", "-"); err == nil ||
+		!strings.Contains(err.Error(), "exit status 6") {
 		e.t.Errorf("plan of a new version: %v\n%s", err, out)
 	}
 	e.deployed(w)
@@ -26,7 +27,8 @@ func rollOut(e *env) {
 	e.oneCopyEach()
 }
 
-// rollBack: a revision whose pods stay sick is taken back by itself, and one that is in effect on demand; neither costs a call.
+// rollBack: if the pods of a revision turn sick and do not recover, the farm rolls the revision back. An operator can
+// roll back a revision that is in effect. In both cases no call fails.
 func rollBack(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 1"}
@@ -48,7 +50,8 @@ func rollBack(e *env) {
 	calls.end()
 }
 
-// preDeploy: a program runs once before the first stage. Where it fails nothing follows, and the end of its log says why.
+// preDeploy: a program runs once before the first stage. If the program fails, no stage begins, and the end of the
+// program's log is reported.
 func preDeploy(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 2, version: "1", fields: "pre_deploy: {env: {HELLO_EXIT: \"0\"}}\n"}
@@ -58,8 +61,8 @@ func preDeploy(e *env) {
 	e.runs(map[string]int{"1": 2})
 }
 
-// preDeployStatic: where the first rollout failed before it had pods, the next deployment runs its pre_deploy before its first pod, although
-// pods of the service are static.
+// preDeployStatic: if the first rollout failed before it had pods, the next deployment runs its pre_deploy before its
+// first pod, although pods of the service are static.
 func preDeployStatic(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 2, version: "1", fields: "strategy: static\npre_deploy: {env: {HELLO_EXIT: \"7\"}}\n"}

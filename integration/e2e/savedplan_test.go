@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// savedPlan: a plan is saved in a file that only its owner can read, and carried out as it was shown, env and all. It is
-// refused, with the reason, once anything has changed that it was made on. Nothing is written then. Pods that move in between
-// change nothing of it.
+// savedPlan: a plan is saved in a file that only its owner can read. Exactly the plan that was shown is carried out,
+// with all variables. If anything on which it depends has changed, it is refused with the reason, and nothing is
+// written. A saved plan is still carried out if only pods have moved meanwhile.
 func savedPlan(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 2, version: "1", update: "step: 2", env: map[string]string{"HELLO_KEY": "value-of-key"}}
@@ -31,12 +31,14 @@ func savedPlan(e *env) {
 	e.rcctl("", "node", "undrain", "n1")
 	e.runs(map[string]int{"1": 2})
 	out := e.rcctl("", "deploy", "--plan", file, "--yes")
-	if done := operationsIn(out); !slices.Equal(done, shown) || len(shown) == 0 || !strings.Contains(out, "all is as it was shown") {
+	if done := operationsIn(out); !slices.Equal(done, shown) || len(shown) == 0 ||
+		!strings.Contains(out, "it does what it showed") {
 		e.t.Errorf("the plan was shown as %q and carried out as %q:\n%s", shown, done, out)
 	}
 	e.runs(map[string]int{"2": 2})
 	for _, pid := range e.processes() {
-		if environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil || !strings.Contains(string(environ), "HELLO_KEY=value-of-key") {
+		if environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil ||
+			!strings.Contains(string(environ), "HELLO_KEY=value-of-key") {
 			e.t.Errorf("the environment of a pod: %q, %v", environ, err)
 		}
 	}
@@ -65,7 +67,6 @@ func savedPlan(e *env) {
 	e.deployed(w)
 	e.released()
 
-	// A restored store has the same records, and another epoch.
 	w.version = "5"
 	file, _ = e.savesPlan(w)
 	snapshot := e.request(http.MethodGet, "/v1/snapshot", nil)
@@ -82,7 +83,6 @@ func savedPlan(e *env) {
 	e.refusesSaved(file, 4, "epoch: "+epoch+" -> ")
 }
 
-// savesPlan saves the plan of a document, and returns the file and the operations that were shown.
 func (e *env) savesPlan(w web) (file string, operations []string) {
 	e.t.Helper()
 	file = filepath.Join(e.dir, "web-"+w.version+".plan")
@@ -93,12 +93,11 @@ func (e *env) savesPlan(w web) (file string, operations []string) {
 	return file, operationsIn(out)
 }
 
-// operationsIn returns the lines of a plan that begin with a sign, without the nodes of pods.
 func operationsIn(out string) []string {
 	return regexp.MustCompile(`(?m)^ +(?:\+|-|~|-/\+) .*?(?:  \(forecast|$)`).FindAllString(out, -1)
 }
 
-// refusesSaved carries out a saved plan, which must be refused with this exit code and reason, and write nothing.
+// refusesSaved: rcctl must refuse a saved plan with this exit code and reason, and write nothing.
 func (e *env) refusesSaved(file string, code int, reason string) {
 	e.t.Helper()
 	before := e.keysOfDeploys()
@@ -114,7 +113,6 @@ func (e *env) refusesSaved(file string, code int, reason string) {
 	}
 }
 
-// changesFile replaces a text in a file.
 func (e *env) changesFile(file, from, to string) {
 	e.t.Helper()
 	text, err := os.ReadFile(file)
@@ -129,7 +127,6 @@ func (e *env) changesFile(file, from, to string) {
 	}
 }
 
-// epoch returns that of the cluster.
 func (e *env) epoch() string {
 	e.t.Helper()
 	schema, err := e.store.EnsureSchema(e.t.Context())

@@ -12,10 +12,13 @@ import (
 	"github.com/rcfarm/rcfarm/integration/cluster"
 )
 
-// exampleScheduler builds and starts docs/examples/scheduler and returns where it listens. Started again it listens there again.
+// exampleScheduler starts docs/examples/scheduler. When it is started again, it listens at the same address.
 func (e *env) exampleScheduler(more ...string) (d *daemon, url string) {
 	e.t.Helper()
-	d = &daemon{e: e, name: "scheduler-1", path: e.example("scheduler"), args: append([]string{"-listen", "127.0.0.1:0"}, more...), foreign: true}
+	d = &daemon{
+		e: e, name: "scheduler-1", path: e.example("scheduler"),
+		args: append([]string{"-listen", "127.0.0.1:0"}, more...), foreign: true,
+	}
 	e.daemons = append(e.daemons, d)
 	d.startAgain()
 	const says = "listening on "
@@ -31,14 +34,13 @@ func (e *env) exampleScheduler(more ...string) (d *daemon, url string) {
 	return d, url
 }
 
-// placedNodes returns the nodes of a controller's placements, in order.
 func (e *env) placedNodes(name string) []string {
 	e.t.Helper()
 	return slices.Sorted(slices.Values(e.nodesOf(e.rcID(name))))
 }
 
-// remoteScheduler: nodes are chosen by a program of somebody else's. While that is dead nothing is placed and everything else goes on,
-// which the status says; when it is back the rest is placed by its rule.
+// remoteScheduler: an outside scheduler chooses nodes. While it is dead, no pod is placed, the status has the reason,
+// and all other work continues. When the scheduler is back, the missing pods are placed by its rule.
 func remoteScheduler(e *env) {
 	e.startConsul("")
 	token := filepath.Join(e.dir, "scheduler-token")
@@ -73,7 +75,8 @@ func remoteScheduler(e *env) {
 	h.Replicas = 4
 	e.apply(h)
 	e.within(limit, func() error {
-		if err := e.explains("does not help: 2 of 4 replicas have no node: the scheduler: ", "connection refused", "pods that run are left alone"); err != nil {
+		if err := e.explains("does not help: 2 of 4 replicas have no node: the scheduler: ", "connection refused",
+			"pods that run are left alone"); err != nil {
 			return err
 		}
 		if out := e.rcctl("", "rc", "get", "hello"); !strings.Contains(out, "SchedulerFailing") {
@@ -83,7 +86,7 @@ func remoteScheduler(e *env) {
 	})
 	e.sameProcesses(before, "while the scheduler is away")
 	other := h
-	other.Name, other.Replicas = "two", 0 // what needs no node is done
+	other.Name, other.Replicas = "two", 0 // a change that needs no new node is carried out
 	e.applied(other)
 	if on := e.placedNodes("hello"); !slices.Equal(on, []string{"n2", "n3"}) {
 		e.t.Errorf("hello is on %v, and nobody chose", on)
@@ -99,7 +102,8 @@ func remoteScheduler(e *env) {
 	e.oneCopyEach()
 }
 
-// ownScheduler: a farm of somebody else's program is a farm with another scheduler. Where that refuses nodes, people are sent to it.
+// ownScheduler: another program is a farm with its own scheduler. If this scheduler refuses nodes, explain names the
+// scheduler.
 func ownScheduler(e *env) {
 	e.startConsul("")
 	for n := range 2 {
@@ -112,7 +116,8 @@ func ownScheduler(e *env) {
 	program := e.example("farm")
 	args := append(e.common("f1", ""), "--id", "f1")
 	refused := exec.CommandContext(e.t.Context(), program, append(args, "--scheduler-url", "http://127.0.0.1:7470")...)
-	if out, err := refused.CombinedOutput(); err == nil || !strings.Contains(string(out), "this program has a scheduler of its own") {
+	if out, err := refused.CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "this program has a scheduler of its own") {
 		e.t.Fatalf("%v\n%s", err, out)
 	}
 	f := e.start("f1", program, args...)
@@ -129,7 +134,8 @@ func ownScheduler(e *env) {
 	h.Replicas = 3
 	e.apply(h)
 	e.within(limit, func() error {
-		return e.explains("Its scheduler refuses nodes by a reason of its own: kept free: 1. By the farm's own rule there is room on n1.", "Look at the scheduler")
+		return e.explains("Its scheduler refuses nodes for a reason of its own: kept free: 1. "+
+			"By the farm's own rule, these nodes have capacity: n1.", "Look at the scheduler")
 	})
 	e.rcctl("", "label", "node", "n1", "keep-free-")
 	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--wait", "--timeout", limit.String())

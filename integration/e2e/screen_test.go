@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// screen is what a terminal shows of the bytes that it got: rows of cells, and what scrolled off its top. A line that is too long goes on
-// in the next row, as in terminals; every character takes one column. It knows no more than what rcctl may write to a terminal.
+// screen imitates a terminal, with the rows that scrolled off its top. A line that is too long continues in the next
+// row, and every character takes one column. It knows the escapes that rcctl may write.
 type screen struct {
 	columns, height int
 	rows            []row // all, the oldest first; the screen is the last of them
@@ -21,20 +21,18 @@ type screen struct {
 
 type row struct {
 	text      string
-	continues bool // the line of the row above
+	continues bool // the row continues the line of the row above
 }
 
 func newScreen(columns, height int) *screen {
 	return &screen{columns: columns, height: height, rows: []row{{}}}
 }
 
-// escape is one that is complete; begun is the beginning of one.
 var (
 	escape = regexp.MustCompile(`^\x1b\[([0-9]*)([AJm])`)
 	begun  = regexp.MustCompile(`^\x1b(\[[0-9]*)?$`)
 )
 
-// write takes what a program wrote.
 func (s *screen) write(text string) {
 	text = s.rest + text
 	s.rest = ""
@@ -53,7 +51,7 @@ func (s *screen) write(text string) {
 }
 
 func (s *screen) act(number, verb string) {
-	n, _ := strconv.Atoi(number) // none is none
+	n, _ := strconv.Atoi(number) // without a number it is 0
 	switch {
 	case verb == "A":
 		s.line = max(s.top, s.line-max(1, n))
@@ -87,7 +85,6 @@ func (s *screen) put(r rune) {
 	}
 }
 
-// feed goes to the next line, which may push the first one off the screen.
 func (s *screen) feed(continues bool) {
 	s.line++
 	if s.line == len(s.rows) {
@@ -106,7 +103,7 @@ func (s *screen) text() string {
 	return out.String()
 }
 
-// lines is text with the rows of one line put together again.
+// lines is text with the rows of a line joined.
 func (s *screen) lines() string {
 	var out strings.Builder
 	for i, r := range s.rows {

@@ -25,36 +25,35 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Each run has other sequences, so it runs on its own and only where it is asked for: `make sequences`.
+// Each run has other sequences, so only `make sequences` runs this scenario.
 func init() { scenarios = map[string]func(*env){"sequences": sequences} }
 
-// How long the random sequences are. Each operation of one service is followed by one of every other.
+// After each operation of one service, every other service has one.
 const (
 	sequenceServices = 4
 	sequenceLength   = 14
 )
 
-// sequence is one service and what people do to it, at random.
 type sequence struct {
 	e       *env
 	rnd     *rand.Rand
 	name    string
 	version int
-	want    int            // replicas that were asked for last by a command that was carried out
-	counts  map[string]int // replicas that were asked for each controller, by its name: a rollout that fails goes back to them
-	labels  string         // value of a label of its pods
-	paused  bool           // by an operator
-	did     []string       // since it was at rest
-	before  map[string]set // pods at rest, by the name of their controller
-	said    map[string]int // pods that plans said stop since, by the name of their controller
+	want    int // replicas that the last command asked for, of those that were carried out
+	// replicas that were last asked for each controller, by its name: a rollout that fails goes back to them
+	counts map[string]int
+	labels string         // value of a label of its pods
+	paused bool           // whether an operator has paused the rollout
+	did    []string       // commands since the service was at rest
+	before map[string]set // pods at rest, by the name of their controller
+	said   map[string]int // how many pods plans have announced to stop since, by the name of their controller
 }
 
 type set map[string]bool
 
-// sequences: whatever sequence of deploys, scales, changed labels, rollbacks and pauses services go through, some of
-// them with a version that never becomes available and some in mid-course: once all is at rest, what runs is the
-// document in effect with the replicas that were asked for last, a second plan is empty, and no controller has lost
-// more pods than the plans said.
+// sequences: services go through random deploys, scalings, changed labels, rollbacks and pauses, also during rollouts
+// and with versions that never become available. At rest, the pods match the document in effect, with the replicas that
+// were asked for last, and a new plan of it is empty. No controller has lost more pods than the plans announced.
 func sequences(e *env) {
 	e.startConsul("")
 	e.farm("f1", "")
@@ -62,17 +61,21 @@ func sequences(e *env) {
 	for n := range 6 {
 		e.simulated(fmt.Sprintf("s%d", n), sick)
 	}
-	bystander := e.writeRC("bystander", 100, func(*rc.RC) {}) // or the stops of these few services would trip the mass-stop breaker
+	// without these, stops of so few services would trip the breaker
+	bystander := e.writeRC("bystander", 100, func(*rc.RC) {})
 	e.within(limit, func() error { return e.availableAll(bystander, 100) })
 	seed := time.Now().UnixNano()
 	e.t.Logf("seed %d", seed)
 	all := make([]*sequence, sequenceServices)
 	for i := range all {
-		all[i] = &sequence{e: e, rnd: rand.New(rand.NewSource(seed + int64(i))), name: fmt.Sprintf("web-%c", 'a'+i), said: map[string]int{}, counts: map[string]int{}}
+		all[i] = &sequence{
+			e: e, rnd: rand.New(rand.NewSource(seed + int64(i))), name: fmt.Sprintf("web-%c", 'a'+i),
+			said: map[string]int{}, counts: map[string]int{},
+		}
 		all[i].deploy(sick, false, 3)
 	}
 	for _, s := range all {
-		s.rest() // a rollout that fails has nothing to go back to before the first one is done
+		s.rest() // before its first rollout is done, a service has nothing to go back to
 	}
 	for range sequenceLength {
 		for _, s := range all {
@@ -89,7 +92,6 @@ func sequences(e *env) {
 	}
 }
 
-// digests are those of manifests whose pods never become available.
 type digests struct {
 	mu  sync.Mutex
 	all set
@@ -110,7 +112,6 @@ func (d *digests) has(digest string) bool {
 	return d.all[digest]
 }
 
-// simulated runs a node whose pods of sick manifests run, and are never available.
 func (e *env) simulated(name string, sick *digests) {
 	e.t.Helper()
 	client, err := consul.New(consul.Config{Address: e.consul.Addr, CallTimeout: limit})
@@ -118,7 +119,8 @@ func (e *env) simulated(name string, sick *digests) {
 		e.t.Fatal(err)
 	}
 	n := &simnode.Node{
-		Record: node.Node{Name: name, Capacity: node.Capacity{Slots: 100}}, Client: client, Store: store.New(client, e.store.Keys()), TTL: time.Minute,
+		Record: node.Node{Name: name, Capacity: node.Capacity{Slots: 100}}, Client: client,
+		Store: store.New(client, e.store.Keys()), TTL: time.Minute,
 		React: func(in pod.Intent) pod.Reality {
 			r := simnode.Obey(in)
 			if r.Available && sick.has(in.Digest) {
@@ -137,10 +139,9 @@ func (e *env) simulated(name string, sick *digests) {
 	})
 }
 
-// busy returns how many operations there were since the service was at rest.
+// busy returns how many operations there were since the last rest.
 func (s *sequence) busy() int { return len(s.did) }
 
-// operate does one thing.
 func (s *sequence) operate(sick *digests) {
 	switch k := s.rnd.Intn(12); {
 	case s.paused:
@@ -163,13 +164,14 @@ func (s *sequence) operate(sick *digests) {
 	}
 }
 
-// deploy deploys a new version in most cases, and the one before with other numbers or labels in the others.
+// deploy deploys a new version in half of the cases, and otherwise other numbers or labels. A sick version is always
+// new.
 func (s *sequence) deploy(sick *digests, isSick bool, replicas int) {
 	s.e.t.Helper()
 	if isSick || s.version == 0 || s.rnd.Intn(2) == 0 {
 		s.version++
 	}
-	patience := "1m" // a busy machine takes no version back that works
+	patience := "1m" // so long that a version that works is not rolled back on a busy machine
 	if isSick {
 		patience = "2s"
 	}
@@ -177,7 +179,10 @@ func (s *sequence) deploy(sick *digests, isSick bool, replicas int) {
 		"name": s.name, "replicas": replicas, "pod_labels": map[string]string{"of": s.labels},
 		"update": map[string]any{"stage_timeout": patience, "on_timeout": "rollback"},
 		"pod": map[string]any{"version": 1, "id": s.name, "min_ready": "0s", "launchables": []any{map[string]any{
-			"name": "main", "artifact": map[string]string{"kind": "tar", "url": "https://files.example/main.tar.gz", "sha256": strings.Repeat("0", 64)},
+			"name": "main", "artifact": map[string]string{
+				"kind": "tar", "url": "https://files.example/main.tar.gz",
+				"sha256": strings.Repeat("0", 64),
+			},
 			"env": map[string]string{"VERSION": strconv.Itoa(s.version), "SICK": strconv.FormatBool(isSick)},
 		}}},
 	}
@@ -204,8 +209,8 @@ var (
 	creates = regexp.MustCompile(`\+ +create controller (\S+)`)
 )
 
-// asks runs a command that asks for so many pods. They are asked of the controller that the command creates. Without
-// one they are asked of whichever controller remains: whether the rollout under way is done or fails.
+// asks runs a command that asks for a number of pods. If the command creates a controller, the pods are for this one.
+// Else they are for all controllers, because the rollout under way decides which one remains.
 func (s *sequence) asks(replicas int, stdin []byte, args ...string) {
 	s.e.t.Helper()
 	out, ok := s.rcctl(stdin, args...)
@@ -222,8 +227,7 @@ func (s *sequence) asks(replicas int, stdin []byte, args ...string) {
 	}
 }
 
-// rcctl runs a command, and notes which pods it says will stop. It returns what the command printed, and whether it
-// was carried out: a command may be refused for the state that the service is in.
+// rcctl records the stops that a command announces. rcctl may refuse a command because of the service's state.
 func (s *sequence) rcctl(stdin []byte, args ...string) (string, bool) {
 	s.e.t.Helper()
 	out, err := s.e.tryRcctl(string(stdin), args...)
@@ -241,13 +245,13 @@ func (s *sequence) rcctl(stdin []byte, args ...string) (string, bool) {
 	return out, true
 }
 
-// fail ends the scenario with what was done since the service was at rest.
+// fail prints the commands since the last rest.
 func (s *sequence) fail(format string, args ...any) {
 	s.e.t.Helper()
-	s.e.t.Fatalf("service %s: %s; since it was at rest:\n%s", s.name, fmt.Sprintf(format, args...), strings.Join(s.did, "\n"))
+	s.e.t.Fatalf("service %s: %s; since it was at rest:\n%s", s.name,
+		fmt.Sprintf(format, args...), strings.Join(s.did, "\n"))
 }
 
-// rest waits until nothing is under way, and judges what is there then.
 func (s *sequence) rest() {
 	s.e.t.Helper()
 	if s.paused {
@@ -257,7 +261,8 @@ func (s *sequence) rest() {
 	var svc *record.Service
 	s.e.within(limit, func() (err error) {
 		if svc, err = s.settled(); err != nil {
-			err = fmt.Errorf("service %s does not come to rest: %w; since it was:\n%s", s.name, err, strings.Join(s.did, "\n"))
+			err = fmt.Errorf("service %s does not come to rest: %w; since it was:\n%s",
+				s.name, err, strings.Join(s.did, "\n"))
 		}
 		return err
 	})
@@ -283,7 +288,8 @@ func (s *sequence) rest() {
 		for id, p := range pods {
 			after[r.Name][id] = true
 			if p.Value.Digest != digest || p.Value.Labels["of"] != effect.Spec.PodLabels["of"] {
-				s.fail("%s of %s runs %.12s with the label %q, and the document in effect says %.12s and %q", id, r.Name, p.Value.Digest, p.Value.Labels["of"], digest, effect.Spec.PodLabels["of"])
+				s.fail("%s of %s runs %.12s with the label %q, and the document in effect says %.12s and %q", id,
+					r.Name, p.Value.Digest, p.Value.Labels["of"], digest, effect.Spec.PodLabels["of"])
 			}
 		}
 		if r.ID == effect.RC && len(pods) != s.want || r.ID != effect.RC && len(pods) > 0 {
@@ -306,14 +312,14 @@ func (s *sequence) rest() {
 	if err != nil {
 		s.e.t.Fatal(err)
 	}
-	p, err := plan.NewDeployment(client, effect.Spec, &plan.RollingStrategy{State: state}).Plan(s.e.t.Context())
+	p, err := plan.NewDeployment(client, effect.Spec, &plan.ServicePlanner{State: state}).Plan(s.e.t.Context())
 	if err != nil || !p.Empty() {
 		s.fail("a second plan of the document in effect is not empty: %v, %v", err, p.Lines())
 	}
 	s.before, s.said, s.did = after, map[string]int{}, nil
 }
 
-// settled returns the service once no rollout is under way and each controller's owner has nothing to do.
+// settled returns the service if no rollout is under way and no owner has anything to do.
 func (s *sequence) settled() (*record.Service, error) {
 	ctx := s.e.t.Context()
 	svc, err := s.e.store.Deployments.Service(ctx, s.name)
@@ -326,7 +332,8 @@ func (s *sequence) settled() (*record.Service, error) {
 	for i := range svc.Controllers {
 		c := &svc.Controllers[i]
 		st := c.Status
-		if st == nil || st.ObservedGeneration != c.RC.Generation || st.Stopping > 0 || st.Placed != c.RC.Desired() || st.Available != c.RC.Desired() {
+		if st == nil || st.ObservedGeneration != c.RC.Generation || st.Stopping > 0 ||
+			st.Placed != c.RC.Desired() || st.Available != c.RC.Desired() {
 			return nil, fmt.Errorf("%s asks for %d pods: %+v", c.RC.Name, c.RC.Desired(), st)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
 )
 
-// services: every named port of a pod is found in Consul, under the names that its manifest chooses, by DNS and over HTTP. The
-// questions are those of docs/manifest.md. What is stopped is gone.
+// services: every named port of a pod is found in Consul, by DNS and over HTTP, under the names in the pod's manifest.
+// The queries come from docs/manifest.md. A pod that has stopped is not found.
 func services(e *env) {
 	ports, err := devserver.FreePorts(e.t.Context(), 1)
 	if err != nil {
@@ -27,7 +27,8 @@ func services(e *env) {
 	e.preparer(1)
 	e.farm("f1", "")
 	spec := strings.Replace(cluster.HelloSpec(e.hello(1, nil)), "  health:",
-		"  - {name: admin, dynamic: true}\n  service: {name: shop, port: http, tags: [v1], meta: {team: front}}\n  health:", 1)
+		"  - {name: admin, dynamic: true}\n"+
+			"  service: {name: shop, port: http, tags: [v1], meta: {team: front}}\n  health:", 1)
 	e.rcctl(spec, "apply", "-f", "-", "--wait", "--timeout", limit.String())
 	var admin int
 	for _, rec := range e.placements(e.rcID("hello")) {
@@ -53,14 +54,15 @@ func services(e *env) {
 	}
 }
 
-// documentedLookups returns the name that each dig in docs/manifest.md asks for, and the health question.
+// documentedLookups returns the names in digs of docs/manifest.md, and the URL of the health query.
 func (e *env) documentedLookups() (byDNS []string, health string) {
 	e.t.Helper()
 	data, err := os.ReadFile(filepath.Join(e.root, "docs", "manifest.md"))
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	for _, line := range regexp.MustCompile(`(?m)^\$ dig \+short @127\.0\.0\.1 -p 8600 (\S+) SRV$`).FindAllStringSubmatch(string(data), -1) {
+	for _, line := range regexp.MustCompile(
+		`(?m)^\$ dig \+short @127\.0\.0\.1 -p 8600 (\S+) SRV$`).FindAllStringSubmatch(string(data), -1) {
 		byDNS = append(byDNS, line[1])
 	}
 	found := regexp.MustCompile(`127\.0\.0\.1:8500(/v1/health/service/[^']*)`).FindStringSubmatch(string(data))
@@ -70,7 +72,7 @@ func (e *env) documentedLookups() (byDNS []string, health string) {
 	return byDNS, "http://" + e.consul.Addr + found[1]
 }
 
-// asks returns nil if Consul at that port answers for the name with one service at the port, or with zero none.
+// asks: Consul's DNS must have one service at the port, or none if port is zero.
 func (e *env) asks(dns int, name string, port int) error {
 	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		var dialer net.Dialer
@@ -87,7 +89,7 @@ func (e *env) asks(dns int, name string, port int) error {
 	return nil
 }
 
-// finds returns nil if a health question is answered with one instance of the service, at the port and as the manifest says.
+// finds: a health query must have one instance, at the port and with the manifest's tags and metadata.
 func (e *env) finds(url string, port int, name string) error {
 	page, err := cluster.Get(e.t.Context(), url)
 	if err != nil {
@@ -108,7 +110,8 @@ func (e *env) finds(url string, port int, name string) error {
 		return fmt.Errorf("%s: %d instances", url, len(found))
 	}
 	s := found[0].Service
-	if s.Service != name || s.Port != port || s.Address != e.address(1) || !slices.Equal(s.Tags, []string{"v1"}) || s.Meta["team"] != "front" || s.Meta["rcfarm_role"] != "main" {
+	if s.Service != name || s.Port != port || s.Address != e.address(1) || !slices.Equal(s.Tags, []string{"v1"}) ||
+		s.Meta["team"] != "front" || s.Meta["rcfarm_role"] != "main" {
 		return fmt.Errorf("%s: %+v, want %s at %s:%d", url, s, name, e.address(1), port)
 	}
 	return nil

@@ -15,8 +15,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// siteLost: thousands of nodes are lost at once, and each had a pod of one controller. Everything is replaced on the nodes that
-// are left. What is said about it stays short: if the status named them all, no transaction would take it.
+// siteLost: thousands of nodes are lost at once, and each had a pod of one controller. All pods are replaced on the
+// nodes that are left. Status, log and alert are short, because a status with the names of all nodes would not fit into
+// a transaction.
 func siteLost(e *env) {
 	const lost, left = 5000, 100
 	e.startConsul("")
@@ -28,7 +29,9 @@ func siteLost(e *env) {
 	site := strings.Repeat("frankfurt-", 5) + "hall" // the names of large sites are long
 	e.fleet(addr, simnode.Fleet{Name: site, Size: lost})
 	farm := e.farm("f1", "")
-	after := field.Duration(0)
+	// It is long enough for the farm to know all lost machines before it replaces the first pod. Otherwise the pods of
+	// the machines that it knows first may all be replaced before it knows the others, which is a second incident.
+	after := field.Duration(2 * time.Second)
 	id := e.writeRC("everywhere", lost, func(r *rc.RC) { r.NodeLoss.After = &after })
 	available := func() error {
 		st, err := e.client.Get(e.t.Context(), e.store.Keys().Statuses.Key(id), consul.Default)
@@ -73,12 +76,12 @@ func siteLost(e *env) {
 		}
 	}
 	if told != 1 {
-		e.t.Errorf("the loss was told %d times", told)
+		e.t.Errorf("the loss was alerted %d times", told)
 	}
 }
 
-// fleet simulates nodes at a Consul agent, that of the scenario where addr is empty, until the end of the scenario, and waits
-// until they are there. What the nodes meet when their agent dies is as it must be.
+// fleet simulates nodes at an agent until the scenario ends; an empty addr is the scenario's. Their errors are ignored,
+// because the agent may die.
 func (e *env) fleet(addr string, f simnode.Fleet) {
 	e.t.Helper()
 	if addr == "" {
@@ -89,9 +92,10 @@ func (e *env) fleet(addr string, f simnode.Fleet) {
 		e.t.Fatal(err)
 	}
 	ready := make(chan struct{})
-	f.Client, f.Store, f.TTL = client, store.New(client, e.store.Keys()), time.Minute // the agent's health alone decides
+	// a long TTL, so that the agent's health alone decides
+	f.Client, f.Store, f.TTL = client, store.New(client, e.store.Keys()), time.Minute
 	var once sync.Once
-	f.OnReady = func() { once.Do(func() { close(ready) }) } // it is in each tenure
+	f.OnReady = func() { once.Do(func() { close(ready) }) } // OnReady is called in each tenure
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f.Run(ctx) }()

@@ -14,8 +14,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// stalePlan: a plan is carried out only if all is as it was when it was made. Else it says which fields changed, and writes nothing;
-// a new plan of the same document works. The first of all deployments needs neither farms nor nodes, nor any record.
+// stalePlan: a plan is carried out only if everything on which it depends is unchanged since the plan was made.
+// Otherwise the error has the fields that changed, and nothing is written. A new plan of the same document works. The
+// very first deployment needs no farms, nodes or records.
 func stalePlan(e *env) {
 	e.startConsul("")
 	w := web{replicas: 2, version: "1", update: "step: 2"}
@@ -47,7 +48,7 @@ func stalePlan(e *env) {
 	e.runs(map[string]int{"2": 3})
 }
 
-// released waits until the last rollout has ended: until then nothing can be planned.
+// Until the last rollout has ended, no plan can be made.
 func (e *env) released() {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -59,7 +60,6 @@ func (e *env) released() {
 	})
 }
 
-// planned plans a deployment as another program would.
 func (e *env) planned(w web) *plan.Deployment {
 	e.t.Helper()
 	docs, err := document.AllToJSON([]byte(e.document(w)), "a document")
@@ -82,7 +82,6 @@ func (e *env) planned(w web) *plan.Deployment {
 	return d
 }
 
-// refusedAsStale runs a plan, which must name these fields and write nothing.
 func (e *env) refusedAsStale(d *plan.Deployment, fields ...string) {
 	e.t.Helper()
 	before := e.keysOfDeploys()
@@ -104,7 +103,8 @@ func (e *env) refusedAsStale(d *plan.Deployment, fields ...string) {
 	}
 }
 
-// keysOfDeploys returns the keys that only deployments make, with the indices that made them; that of the document with the one that wrote it last.
+// keysOfDeploys returns the keys that only deployments make, with their create indices, and the document's key with its
+// last write.
 func (e *env) keysOfDeploys() map[string]uint64 {
 	e.t.Helper()
 	found := map[string]uint64{}

@@ -18,7 +18,7 @@ import (
 
 type podPlacement = pod.Placement
 
-// converged reports whether the owner says that the newest generation has converged with n replicas.
+// converged: the owner must report the newest generation as converged, with n available replicas.
 func (e *env) converged(rcID string, n int) error {
 	rec, err := e.store.RCs.Get(e.t.Context(), store.Consistent, rcID)
 	if err != nil {
@@ -34,7 +34,6 @@ func (e *env) converged(rcID string, n int) error {
 	return nil
 }
 
-// put sends a request straight to Consul.
 func (e *env) put(path string, body []byte) []byte { return e.request(http.MethodPut, path, body) }
 
 func (e *env) request(method, path string, body []byte) []byte {
@@ -56,7 +55,6 @@ func (e *env) request(method, path string, body []byte) []byte {
 	return answer
 }
 
-// saved are all keys below the prefix.
 func (e *env) saved() []consul.Pair {
 	e.t.Helper()
 	pairs, err := e.client.List(e.t.Context(), store.DefaultPrefix, consul.Consistent)
@@ -66,7 +64,6 @@ func (e *env) saved() []consul.Pair {
 	return pairs
 }
 
-// writeBack writes saved keys whose names start with one of the parts below the prefix.
 func (e *env) writeBack(pairs []consul.Pair, parts ...string) {
 	e.t.Helper()
 	n := 0
@@ -87,7 +84,7 @@ func (e *env) writeBack(pairs []consul.Pair, parts ...string) {
 }
 
 // wipe: the whole prefix is deleted while pods run. Every pod keeps its pid. After the controllers are back, with or
-// without placements, all is adopted: no second copy, no restart.
+// without placements, all pods are adopted. No pod gets a second copy or restarts.
 func wipe(e *env) {
 	e.startConsul("")
 	for n := range 3 {
@@ -117,8 +114,9 @@ func wipe(e *env) {
 		e.within(limit, func() error { return e.adopted(id, 3) })
 		if round == "placements come back later" {
 			e.writeBack(saved, "pods/", "intent/", "bells/")
-			// The saved placements are not adopted ones. Until the farm has adopted each of them again, what nodes and status say may
-			// be about the adoption before; a generation that comes in between would be the one that they are adopted at.
+			// The saved placements are from before the adoption. If the generation changed before the second adoption,
+			// the pods would be adopted at the new generation. Until then, nodes and status may show the first
+			// adoption.
 			e.within(limit, func() error { return e.adopted(id, 3) })
 		}
 		e.within(limit, func() error {
@@ -132,10 +130,9 @@ func wipe(e *env) {
 		e.sameProcesses(processes, round+": after the records came back")
 		e.oneCopyEach()
 	}
-	e.applied(e.hello(2, nil)) // and it is an ordinary controller again
+	e.applied(e.hello(2, nil)) // the controller can be changed again in the usual way
 }
 
-// adopted reports whether the controller has n placements, all adopted.
 func (e *env) adopted(id string, n int) error {
 	placed := e.placements(id)
 	if len(placed) != n {
@@ -149,7 +146,7 @@ func (e *env) adopted(id string, n int) error {
 	return nil
 }
 
-// restore: an older state of Consul is restored under running pods. No pod stops, no copy doubles, and the farm sees the
+// restore: an older state of Consul is restored while pods run. No pod stops or gets a second copy. The farm sees the
 // restored state long before its standing queries end by themselves, after five minutes.
 func restore(e *env) {
 	e.startConsul("")
@@ -189,7 +186,7 @@ func restore(e *env) {
 	e.sameProcesses(processes, "after the restore")
 	e.oneCopyEach()
 
-	// The operator says again what is wanted, and that is what happens, be it what the restored record says already.
+	// It is carried out even if the restored record is equal to the document.
 	for _, replicas := range []int{2, 3} {
 		e.applied(e.hello(replicas, map[string]string{"HELLO_VERSION": strconv.Itoa(replicas - 1)}))
 		if n := len(e.processes()); n != replicas {
@@ -198,8 +195,8 @@ func restore(e *env) {
 	}
 }
 
-// restoreScale: an older state is restored after nothing but a scale. Some pods are as that state knows them, others are
-// ahead of it: neither kind pays for the other.
+// restoreScale: an older state is restored after only a scaling. Some pods are in the same state as in the restored
+// store, and other pods are in a later state. No pod is stopped because of other pods.
 func restoreScale(e *env) {
 	e.startConsul("")
 	for n := range 5 {
@@ -219,7 +216,6 @@ func restoreScale(e *env) {
 		}
 		return err
 	})
-	// Past the hold, and one more look at the controller.
 	bumped, err := e.store.RCs.Get(e.t.Context(), store.Consistent, id)
 	if err != nil {
 		e.t.Fatal(err)
@@ -238,8 +234,8 @@ func restoreScale(e *env) {
 	e.oneCopyEach()
 }
 
-// changeManifest (R6): a new manifest is rolled out in place, one pod at a time, never below the minimum; the first failure
-// halts the rest; a repaired manifest goes on.
+// changeManifest (R6): a new manifest is rolled out in place, one pod at a time, and never below the minimum. The first
+// failure stops the rollout. With a corrected manifest, the rollout continues.
 func changeManifest(e *env) {
 	e.startConsul("")
 	for n := range 3 {
@@ -291,8 +287,7 @@ func changeManifest(e *env) {
 	}
 }
 
-// leastAvailable waits for a condition and returns the smallest number of pods that their nodes reported as available
-// meanwhile.
+// leastAvailable returns the fewest available pods, by their nodes' reports, until the condition holds.
 func (e *env) leastAvailable(rcID string, condition func() error) int {
 	e.t.Helper()
 	least := 1 << 30
@@ -313,8 +308,8 @@ func (e *env) leastAvailable(rcID string, condition func() error) int {
 	return least
 }
 
-// twoFirstFarms: two farms start on an empty Consul at once. There is one cluster, and each controller has one owner and
-// the pods it asks for.
+// twoFirstFarms: two farms start on an empty Consul at once. Only one cluster comes into being, and each controller has
+// one owner and the pods that it asks for.
 func twoFirstFarms(e *env) {
 	e.startConsul("")
 	e.farm("f1", "")
@@ -332,7 +327,7 @@ func twoFirstFarms(e *env) {
 	for i := range rcs {
 		id := e.rcID(fmt.Sprintf("hello-%d", i))
 		e.within(limit, func() error { return e.converged(id, 2) })
-		e.within(limit, func() error { // it may be on its way from one farm to the other
+		e.within(limit, func() error { // the controller may be on its way from one farm to the other
 			owner, _, err := e.owner(id)
 			if err == nil {
 				owners[owner]++

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// canary: one pod of the new revision is tried out until somebody promotes it.
+// canary: the new revision has only one pod until an operator promotes it.
 func canary(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 3"}
@@ -29,8 +29,9 @@ func canary(e *env) {
 	e.runs(map[string]int{"2": 3})
 }
 
-// blueGreen: the new revision stands by, is seen to be healthy and is called by nobody, until it takes the name over; that restarts
-// nothing and costs no call. One that replaces it while it stands by has its room.
+// blueGreen: the pods of the new revision are standbys. They are healthy, but no client calls them until the new
+// revision takes the name over. The switch of the name restarts no pod, and no call fails. If another revision replaces
+// a standby revision, its pods use the capacity of the standby pods.
 func blueGreen(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 3"}
@@ -74,8 +75,9 @@ func inPlace(e *env) {
 	}
 }
 
-// turnedBack: what waits for promote is taken back on demand, and so is a name that was switched already. That costs no call; pods that
-// stood by are not called, and nothing is restarted for them.
+// turnedBack: an operator can roll back a revision that waits for promote, and a revision that has already taken the
+// name over. No call fails, clients do not call standby pods, and no pod is restarted when it becomes a standby or a
+// usual pod.
 func turnedBack(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 3"}
@@ -95,7 +97,9 @@ func turnedBack(e *env) {
 	back("3", "strategy: blue-green", func() {})
 	back("4", "strategy: blue-green, keep_old: 1h", func() {
 		e.rcctl("", "rollout", "promote", "web")
-		e.awaitRollout("keeps the old pods", func(r *rollout.Record) bool { return r != nil && r.Phase == rollout.Keeping })
+		e.awaitRollout("keeps the old pods", func(r *rollout.Record) bool {
+			return r != nil && r.Phase == rollout.Keeping
+		})
 		calls.awaitVersion("4")
 		e.within(limit, func() error { return e.passing("web-standby", 3) })
 	})
@@ -109,14 +113,16 @@ func turnedBack(e *env) {
 	}
 }
 
-// backInPlace: an upgrade in place whose first pod stays sick is taken back where it is, and the others are not touched.
+// backInPlace: in an upgrade in place, the first pod does not recover from being sick. This pod gets the old version
+// again on its node, and the other pods are not changed.
 func backInPlace(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 3"}
 	e.deployed(w)
 	calls := e.callService("web")
 	before := e.processes()
-	w.version, w.update, w.env = "2", "strategy: in-place, step: 1, stage_timeout: 8s", map[string]string{"HELLO_SICK": "1"}
+	w.version, w.update, w.env = "2", "strategy: in-place, step: 1, stage_timeout: 8s",
+		map[string]string{"HELLO_SICK": "1"}
 	e.fails(w, "no progress for 8s", "has all pods again")
 	e.runs(map[string]int{"1": 3})
 	calls.end()
@@ -130,17 +136,19 @@ func backInPlace(e *env) {
 		}
 	}
 	if other != 1 || calls.answers()["2"] > 0 {
-		e.t.Errorf("%d pods have another process, want 1; answers by versions %v, want none of 2", other, calls.answers())
+		e.t.Errorf("%d pods have another process, want 1; answers by versions %v, want none of 2", other,
+			calls.answers())
 	}
 }
 
-// gates: a webhook that does not agree holds a rollout before its stage; --skip-gates does not ask.
+// gates: if a webhook does not agree to a stage, the rollout waits before this stage. With --skip-gates, webhooks are
+// not asked.
 func gates(e *env) {
 	e.site(2, 1)
 	var agrees atomic.Bool
 	var asked atomic.Int64
 	hook := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body) // what was not read is no JSON
+		body, _ := io.ReadAll(r.Body) // a body that was cut off is not valid JSON
 		if !json.Valid(body) || r.Method != http.MethodPost {
 			w.WriteHeader(http.StatusBadRequest)
 			return
@@ -150,7 +158,10 @@ func gates(e *env) {
 		}
 	}))
 	e.t.Cleanup(hook.Close)
-	w := web{replicas: 2, version: "1", update: fmt.Sprintf("step: 1, gates: {before_stage: [{url: %q, retries: 100}]}", hook.URL)}
+	w := web{
+		replicas: 2, version: "1",
+		update: fmt.Sprintf("step: 1, gates: {before_stage: [{url: %q, retries: 100}]}", hook.URL),
+	}
 	e.deployed(w, "--skip-gates")
 	if n := asked.Load(); n > 0 {
 		e.t.Errorf("asked %d times with --skip-gates", n)

@@ -10,8 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
-// attack stops whatever joins the pod's cgroup as soon as it has the pod's user, and says so of those that are stubs
-// still.
+// attack stops each process that joins the pod's cgroup when it has the pod's user, and prints the pid if it is a stub.
 const attack = `
 mount=$(while read _ dir type _; do [ $type = cgroup2 ] && echo $dir; done </proc/mounts)
 members=$mount$(sed -n 's/^0:://p' /proc/self/cgroup)/cgroup.procs
@@ -30,8 +29,8 @@ while :; do
 	done <$members
 done`
 
-// stoppedStub: a pod stops the commands beside it before they are programs. They end with their caller and with the
-// pod, and so do their guards.
+// stoppedStub: a pod stops commands that run beside it, before they have become programs. These commands end when their
+// caller ends and when the pod stops. Their guards end too.
 func stoppedStub(e *env) {
 	e.startConsul("")
 	e.preparer(1)
@@ -47,7 +46,9 @@ func stoppedStub(e *env) {
 		}
 		e.within(limit, func() error {
 			if state := processState(stub); state != "" {
-				return fmt.Errorf("a command that was stopped before it was a program is in state %q after the end of its %s", state, end)
+				return fmt.Errorf(
+					"a command that was stopped before it was a program is in state %q after the end of its %s", state,
+					end)
 			}
 			return nil
 		})
@@ -60,7 +61,7 @@ func stoppedStub(e *env) {
 	})
 }
 
-// stopOne runs commands until the attacker has stopped the stub of one, and returns that with whoever asked for it.
+// stopOne returns the stopped stub of a command, and the process that asked for the command.
 func (e *env) stopOne(stopped <-chan string) (stub int, caller *os.Process) {
 	e.t.Helper()
 	e.within(limit, func() error {
@@ -74,14 +75,13 @@ func (e *env) stopOne(stopped <-chan string) (stub int, caller *os.Process) {
 			_, err := fmt.Sscanf(line, "stopped %d", &stub)
 			e.t.Cleanup(func() { _, _ = caller.Kill(), cmd.Wait() })
 			return err
-		case <-lines: // closed: it got through
+		case <-lines: // lines is closed: the command was not stopped
 			return errors.Join(errors.New("the pod has stopped no command of its own"), cmd.Wait())
 		}
 	})
 	return stub, caller
 }
 
-// guards returns the pids of those that run below the environment's preparers.
 func (e *env) guards() (pids []string) {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, line := range lines {

@@ -20,18 +20,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// session is rcctl on a terminal.
 type session struct {
 	e      *env
-	keys   *os.File // the person's side of the terminal
+	keys   *os.File // the user's side of the terminal
 	ended  chan error
-	read   chan struct{} // closed once all that it wrote is read
+	read   chan struct{} // closed when all output of rcctl is read
 	mu     sync.Mutex
 	screen *screen
 	raw    strings.Builder
 }
 
-// openTerminal returns both sides of a new pseudo-terminal (ptmx(4)).
+// openTerminal opens a pseudo-terminal (ptmx(4)).
 func openTerminal(columns, height int) (person, program *os.File, err error) {
 	person, err = os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -50,15 +49,19 @@ func openTerminal(columns, height int) (person, program *os.File, err error) {
 	return person, program, nil
 }
 
-// atTerminal starts rcctl on a terminal, which is its controlling one: Ctrl-C is a signal to it. environ is more environment.
+// atTerminal starts rcctl with a controlling terminal, so Ctrl-C sends it a signal.
 func (e *env) atTerminal(columns, height int, environ []string, args ...string) *session {
 	e.t.Helper()
 	person, program, err := openTerminal(columns, height)
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	s := &session{e: e, keys: person, ended: make(chan error, 1), read: make(chan struct{}), screen: newScreen(columns, height)}
-	cmd := exec.Command(filepath.Join(e.root, "bin", "rcctl"), append([]string{"--consul-addr", e.consul.Addr}, args...)...)
+	s := &session{
+		e: e, keys: person, ended: make(chan error, 1), read: make(chan struct{}),
+		screen: newScreen(columns, height),
+	}
+	cmd := exec.Command(filepath.Join(e.root, "bin", "rcctl"),
+		append([]string{"--consul-addr", e.consul.Addr}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = program, program, program
 	cmd.Env = append(append(os.Environ(), "TERM=xterm", "NO_COLOR="), environ...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -71,7 +74,7 @@ func (e *env) atTerminal(columns, height int, environ []string, args ...string) 
 	return s
 }
 
-// readAll reads until the program has closed its side, which is an error of the device (EIO) here.
+// The device returns EIO when the other side is closed.
 func (s *session) readAll() {
 	defer close(s.read)
 	buffer := make([]byte, 4096)
@@ -87,14 +90,12 @@ func (s *session) readAll() {
 	}
 }
 
-// shows returns what the terminal shows now, and what was written to it.
 func (s *session) shows() (text, raw string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.screen.lines(), s.raw.String()
 }
 
-// await waits until the terminal shows a text.
 func (s *session) await(text string) {
 	s.e.t.Helper()
 	s.e.within(limit, func() error {
@@ -105,7 +106,6 @@ func (s *session) await(text string) {
 	})
 }
 
-// says looks for a text on the terminal of a command that has ended.
 func (s *session) says(text string) {
 	s.e.t.Helper()
 	if shown, _ := s.shows(); !strings.Contains(shown, text) {
@@ -120,7 +120,6 @@ func (s *session) press(keys string) {
 	}
 }
 
-// end waits until rcctl has ended, with this exit code, and until all that it wrote is shown.
 func (s *session) end(code int) {
 	s.e.t.Helper()
 	ctx, cancel := context.WithTimeout(s.e.t.Context(), limit)
@@ -145,7 +144,7 @@ func (s *session) end(code int) {
 	}
 }
 
-// file writes a document to a file: standard input is where people answer.
+// People answer on standard input, so the document is in a file.
 func (e *env) file(w web) string {
 	e.t.Helper()
 	path := filepath.Join(e.dir, "web.yaml")
@@ -162,8 +161,8 @@ const (
 
 var barOf = regexp.MustCompile(`(?m)^stage (\d+) of (\d+)  \[[#.]+\]`)
 
-// tidy fails unless the display of a rollout stands on the terminal once, as it was last drawn, and no line of it goes on in the next
-// row. bars is how many it has, 0 for some; after is what the first line below it begins with.
+// tidy: the terminal has a rollout's display once, as it was drawn last, and no line continues in the next row. bars is
+// its number of bars; 0: at least one. after is the beginning of the first line below it.
 func (s *session) tidy(bars int, after string) {
 	s.e.t.Helper()
 	s.mu.Lock()
@@ -185,12 +184,13 @@ func (s *session) tidy(bars int, after string) {
 			}
 		}
 	}
-	if got := len(barOf.FindAllString(strings.Join(shown, "\n"), -1)); heads != 1 || got == 0 || bars != 0 && got != bars {
-		s.e.t.Errorf("the display stands there %d times, with %d bars, want %d; the terminal shows\n%s", heads, got, bars, s.screen.text())
+	if got := len(barOf.FindAllString(strings.Join(shown, "\n"), -1)); heads != 1 ||
+		got == 0 || bars != 0 && got != bars {
+		s.e.t.Errorf("the display stands there %d times, with %d bars, want %d; the terminal shows\n%s", heads, got,
+			bars, s.screen.text())
 	}
 }
 
-// keysOfServices returns what is stored of services and controllers, by key.
 func (e *env) keysOfServices() map[string]uint64 {
 	e.t.Helper()
 	found := map[string]uint64{}
@@ -206,11 +206,11 @@ func (e *env) keysOfServices() map[string]uint64 {
 	return found
 }
 
-// question is what a person is asked.
 const question = "deploy this? [y/N] "
 
-// deployTerminal: a person deploys at a terminal. The plan is shown, and only yes goes on. The rollout is drawn in one place, whatever the
-// terminal's size; Ctrl-C ends no more than the display. What fails is there to be read at the end.
+// deployTerminal: a person deploys at a terminal. The plan is shown, and is carried out only after the answer yes. The
+// rollout is drawn in one place, on terminals of any size. Ctrl-C ends only the display. A failure can be read at the
+// end.
 func deployTerminal(e *env) {
 	e.site(2, 1)
 	w := web{replicas: 3, version: "1", update: "step: 1, delay: 2s"}
@@ -246,7 +246,8 @@ func deployTerminal(e *env) {
 		s.says("service web: the rollout is done")
 		s.tidy(tt.bars, "service web: the rollout is done")
 		shown, raw := s.shows()
-		if !strings.Contains(shown, "web  done") || !strings.Contains(strings.Join(strings.Fields(shown), " "), "web-r"+tt.version+" (up): 3 of 3 available; 3 ready") {
+		if !strings.Contains(shown, "web  done") || !strings.Contains(strings.Join(strings.Fields(shown), " "),
+			"web-r"+tt.version+" (growing): 3 of 3 available; 3 ready") {
 			e.t.Errorf("%d columns: the last that is shown is not how it ended:\n%s", tt.columns, shown)
 		}
 		if coloured := strings.Contains(raw, "\x1b[3"); coloured == (tt.environ != "") {
@@ -257,7 +258,7 @@ func deployTerminal(e *env) {
 	e.failsAtTerminal(w)
 }
 
-// declined asks at a terminal, where no answer but yes changes anything, and where nobody can be asked.
+// declined: only the answer yes changes anything, and without a terminal rcctl cannot ask.
 func (e *env) declined(file string) {
 	e.t.Helper()
 	before := e.keysOfServices()
@@ -278,8 +279,7 @@ func (e *env) declined(file string) {
 	}
 }
 
-// failsAtTerminal deploys what fails: where lines are drawn in one place and where they are not, the end of the log of a pod that failed is
-// left.
+// failsAtTerminal: the end of a failed pod's log stays on the terminal, drawn in one place or not.
 func (e *env) failsAtTerminal(w web) {
 	e.t.Helper()
 	good := w.version
@@ -289,7 +289,8 @@ func (e *env) failsAtTerminal(w web) {
 		s.end(5)
 		s.says("again and again")
 		shown, raw := s.shows()
-		if n := strings.Count(shown, "the end of the log of web-main-"); n != 1 || !strings.Contains(shown, "    failing as HELLO_FAIL says") {
+		if n := strings.Count(shown, "the end of the log of web-main-"); n != 1 ||
+			!strings.Contains(shown, "    failing as HELLO_FAIL says") {
 			e.t.Errorf("on a terminal of kind %s the end of the log stands %d times:\n%s", term, n, shown)
 		}
 		if term == "dumb" && strings.Contains(raw, "\x1b") {

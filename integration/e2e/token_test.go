@@ -18,7 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// startGuarded starts a Consul that denies what no rule allows, and returns the name of its agent.
+// startGuarded starts a Consul that denies by default, and returns its agent's name.
 func (e *env) startGuarded() (agent string) {
 	e.t.Helper()
 	e.startConsul(fmt.Sprintf(`{"acl": {"enabled": true, "default_policy": "deny",
@@ -28,17 +28,18 @@ func (e *env) startGuarded() (agent string) {
 	return agent
 }
 
-// bearer is a token and what it is deleted by.
 type bearer struct{ SecretID, AccessorID string }
 
-// tokensOf makes so many tokens with the policy that rcctl prints.
 func (e *env) tokensOf(n int, role string, flags ...string) []bearer {
 	e.t.Helper()
 	name := strings.Join(append([]string{role}, flags...), "")
-	e.aclPolicy("", strings.ReplaceAll(name, "--", "-"), e.rcctl("", append([]string{"acl", "policy", role}, flags...)...))
+	e.aclPolicy("", strings.ReplaceAll(name, "--", "-"),
+		e.rcctl("", append([]string{"acl", "policy", role}, flags...)...))
 	made := make([]bearer, n)
 	for i := range made {
-		e.decode(e.put("/v1/acl/token", e.encode(map[string]any{"Policies": []map[string]string{{"Name": strings.ReplaceAll(name, "--", "-")}}})), &made[i])
+		e.decode(e.put("/v1/acl/token",
+			e.encode(map[string]any{"Policies": []map[string]string{{"Name": strings.ReplaceAll(name, "--", "-")}}})),
+			&made[i])
 	}
 	return made
 }
@@ -48,7 +49,6 @@ func (e *env) revoke(b bearer) {
 	e.request(http.MethodDelete, "/v1/acl/token/"+b.AccessorID, nil)
 }
 
-// refusedTo fails the scenario unless a request with the token is refused for want of a right.
 func (e *env) refusedTo(token, method, path, body string) {
 	e.t.Helper()
 	req, err := http.NewRequestWithContext(e.t.Context(), method, "http://"+e.consul.Addr+path, strings.NewReader(body))
@@ -66,8 +66,8 @@ func (e *env) refusedTo(token, method, path, body string) {
 	}
 }
 
-// aclPolicies: where Consul denies by default, a farm, a preparer, an operator and a reader do their work with the policies that rcctl
-// prints, and are refused everything else.
+// aclPolicies: Consul denies by default. A farm, a preparer, an operator and a reader do their work with the policies
+// that rcctl prints, and are refused everything else.
 func aclPolicies(e *env) {
 	agent := e.startGuarded()
 	farm := e.tokensOf(1, "farm", "--agent", agent)[0].SecretID
@@ -78,7 +78,6 @@ func aclPolicies(e *env) {
 	p1 := e.preparer(1, "--token-file", e.tokenFile("n1", n1))
 	p2 := e.preparer(2, "--token-file", e.tokenFile("n2", n2))
 
-	// All of them work.
 	e.token = operator
 	e.applied(e.hello(2, nil))
 	id := e.rcID("hello")
@@ -86,7 +85,7 @@ func aclPolicies(e *env) {
 	e.within(limit, func() error { return errors.Join(e.heard("nodes", "n1"), e.heard("nodes", "n2")) })
 	e.rcctl("", "label", "node", "n1", "disk=ssd")
 	e.rcctl("", "rc", "scale", "hello", "1", "--wait", "--timeout", limit.String())
-	for _, node := range []string{"n1", "n2"} { // so that both take a pod and give it up
+	for _, node := range []string{"n1", "n2"} { // both nodes take a pod and lose it
 		e.rcctl("", "node", "drain", node, "--wait", "--timeout", limit.String())
 		e.rcctl("", "node", "undrain", node)
 	}
@@ -94,12 +93,19 @@ func aclPolicies(e *env) {
 	e.rcctl("", "node", "sweep", "n1", "--dry-run")
 	e.rcctl("", "farm", "resume")
 	e.token = reader
-	for _, line := range []string{"rc list", "rc get hello", "rc status hello", "rc explain hello", "pods", "nodes", "farms", "farms -o wide", "audit"} {
-		if out, err := e.tryRcctl("", strings.Fields(line)...); err != nil || !strings.Contains(line, "audit") && !strings.Contains(out, "n1") && !strings.Contains(out, "f1") && !strings.Contains(out, "hello") {
+	for _, line := range []string{
+		"rc list", "rc get hello", "rc status hello", "rc explain hello", "pods", "nodes",
+		"farms", "farms -o wide", "audit",
+	} {
+		if out, err := e.tryRcctl("", strings.Fields(line)...); err != nil || !strings.Contains(line, "audit") &&
+			!strings.Contains(out, "n1") && !strings.Contains(out, "f1") && !strings.Contains(out, "hello") {
 			e.t.Errorf("a reader: %v\n%s", err, out)
 		}
 	}
-	for _, line := range []string{"rc scale hello 1", "node cordon n1", "rc delete hello", "node sweep n1", "farm resume"} {
+	for _, line := range []string{
+		"rc scale hello 1", "node cordon n1",
+		"rc delete hello", "node sweep n1", "farm resume",
+	} {
 		if out, err := e.tryRcctl("", strings.Fields(line)...); err == nil && !strings.Contains(out, "nothing") {
 			e.t.Errorf("a reader may do %s: %s", line, out)
 		}
@@ -117,28 +123,28 @@ func aclPolicies(e *env) {
 		e.t.Errorf("reservation %+v, %v; its preparer was started with other labels", found["n1"].Value, err)
 	}
 
-	// Rights for whoever bears no token, as pods: the node says so when it asks again.
+	// Requests without a token, for example of pods, get rights, and the node reports it after its next check.
 	e.put("/v1/acl/token/00000000-0000-0000-0000-000000000002", e.encode(map[string]any{
-		"Policies": []map[string]string{{"ID": e.aclPolicy("", "anonymous", `key_prefix "rcfarm/" { policy = "write" }`)}},
+		"Policies": []map[string]string{{"ID": e.aclPolicy("", "anonymous",
+			`key_prefix "rcfarm/" { policy = "write" }`)}},
 	}))
 	p1.kill()
 	p1.startAgain()
 	e.within(limit, func() error { return e.doorsAre("n1", "open") })
 
-	// The last things that each of them does.
 	e.token = operator
 	e.rcctl("", "rc", "delete", "hello", "--force", "--wait", "--timeout", limit.String())
 	if left := e.placements(id); len(left) > 0 {
 		e.t.Errorf("placements are left: %v", left)
 	}
 	for _, d := range []*daemon{f, p1, p2} {
-		if text := d.logText(); strings.Contains(text, "Permission denied") || strings.Contains(text, "filtered by ACLs") || strings.Contains(text, "lacks a") {
+		if text := d.logText(); strings.Contains(text, "Permission denied") ||
+			strings.Contains(text, "filtered by ACLs") || strings.Contains(text, "lacks a") {
 			e.t.Errorf("%s was refused something that it needs", d.name)
 		}
 	}
 }
 
-// doorsAre returns an error unless a node says this of what its pods may do at Consul.
 func (e *env) doorsAre(name, want string) error {
 	if v := e.nodeView(name); v.Anonymous != want || v.Shut {
 		return fmt.Errorf("node %s says %q, shut: %t; want %q", name, v.Anonymous, v.Shut, want)
@@ -146,13 +152,14 @@ func (e *env) doorsAre(name, want string) error {
 	return nil
 }
 
-// refusedAll tries, with each token, what only others may do.
+// refusedAll tries with each token what only others may do.
 func (e *env) refusedAll(agent string, tokens map[string]string) {
 	e.t.Helper()
 	keys := e.store.Keys()
 	e.put("/v1/catalog/register", []byte(`{"Node": "elsewhere", "Address": "127.9.9.9"}`))
 	var session struct{ ID string }
-	e.decode(e.put("/v1/session/create", []byte(`{"Node": "elsewhere", "NodeChecks": [], "Name": "another's"}`)), &session)
+	e.decode(e.put("/v1/session/create", []byte(`{"Node": "elsewhere", "NodeChecks": [], "Name": "another's"}`)),
+		&session)
 	service := func(name string) string { return fmt.Sprintf(`{"ID": "x", "Name": %q}`, name) }
 	for who, token := range tokens {
 		e.refusedTo(token, http.MethodPut, "/v1/session/destroy/"+session.ID, "")
@@ -173,40 +180,49 @@ func (e *env) refusedAll(agent string, tokens map[string]string) {
 		e.refusedTo(tokens["n1"], http.MethodPut, "/v1/agent/service/register", service(name))
 	}
 	writes := []string{
-		keys.Intents.Below("n1") + "rc/main.0", keys.Intents.Below("n2"), keys.Realities.Below("n2") + "rc/main.0", keys.Realities.Below("n10") + "rc/main.0", keys.OrphanPages.Key("n2", strconv.Itoa(0)),
-		keys.Nodes.Key("n2"), keys.HeardNodes.Key("n2"), keys.HeardFarms.Key("f1"), keys.RCs.Key("rc"), keys.Names.Key("hello"), keys.Locks.Key("rc"), keys.Pods.Below("rc") + "main.0", keys.Reservations.Key("n2"), keys.Reservations.Key("n10"),
-		keys.NodeOps.Key("n1"), keys.Requests.Below("rc") + "x", keys.Farms.Key("f1"), keys.Statuses.Key("rc"), keys.Breaker.Key(), keys.Schema.Key(), keys.Settings.Key(), keys.Synced.Key(), keys.Manifests.Key("d"), keys.Audits.Key("a"),
+		keys.Intents.Below("n1") + "rc/main.0", keys.Intents.Below("n2"), keys.Realities.Below("n2") + "rc/main.0",
+		keys.Realities.Below("n10") + "rc/main.0", keys.OrphanPages.Key("n2", strconv.Itoa(0)),
+		keys.Nodes.Key("n2"), keys.HeardNodes.Key("n2"), keys.HeardFarms.Key("f1"), keys.RCs.Key("rc"),
+		keys.Names.Key("hello"), keys.Locks.Key("rc"), keys.Pods.Below("rc") + "main.0",
+		keys.Reservations.Key("n2"), keys.Reservations.Key("n10"),
+		keys.NodeOps.Key("n1"), keys.Requests.Below("rc") + "x", keys.Farms.Key("f1"), keys.Statuses.Key("rc"),
+		keys.Breaker.Key(), keys.Schema.Key(), keys.Settings.Key(), keys.Synced.Key(),
+		keys.Manifests.Key("d"), keys.Audits.Key("a"),
 	}
 	for _, key := range writes {
 		e.refusedTo(tokens["n1"], http.MethodPut, "/v1/kv/"+key, "x")
 		e.refusedTo(tokens["n1"], http.MethodDelete, "/v1/kv/"+key, "")
 		e.refusedTo(tokens["reader"], http.MethodPut, "/v1/kv/"+key, "x")
 	}
-	for _, key := range []string{keys.Intents.Below("n2") + "rc/main.0", keys.Realities.Below("n2") + "rc/main.0", keys.Nodes.Key("n2"), keys.RCs.Key("rc"), keys.Pods.Below("rc") + "main.0", keys.Breaker.Key()} {
+	for _, key := range []string{
+		keys.Intents.Below("n2") + "rc/main.0", keys.Realities.Below("n2") + "rc/main.0",
+		keys.Nodes.Key("n2"), keys.RCs.Key("rc"), keys.Pods.Below("rc") + "main.0", keys.Breaker.Key(),
+	} {
 		e.refusedTo(tokens["n1"], http.MethodGet, "/v1/kv/"+key, "")
 	}
 }
 
-// heard returns an error unless a daemon has written since its start.
 func (e *env) heard(kind, name string) error {
 	farms, nodes, err := e.store.HeardOf(e.t.Context())
 	if err != nil {
 		return err
 	}
-	if h, has := map[string]map[string]store.Heard{"farms": farms, "nodes": nodes}[kind][name]; !has || h.Silent(time.Now()) {
+	if h, has := map[string]map[string]store.Heard{"farms": farms, "nodes": nodes}[kind][name]; !has ||
+		h.Silent(time.Now()) {
 		return fmt.Errorf("%s of %s were heard: %+v", name, kind, h)
 	}
 	return nil
 }
 
-// Bounds of docs/runbook.md, with time for a busy machine to look.
+// Bounds of docs/runbook.md, longer for a busy machine.
 const (
 	farmRefused = 20*time.Second + limit/4
 	nodeRefused = 2*time.Minute + limit/4
 )
 
-// tokenRotation: the token files of a farm and a preparer change, and the first tokens go: sessions, pods and what Consul hears of the pods'
-// health stay. Then Consul refuses their tokens: another farm takes over, the node is silent, then not alive; its pod runs on.
+// tokenRotation: the token files of a farm and a preparer change, and the first tokens are deleted. Sessions and pods
+// are kept, and the pods' health still reaches Consul. Then Consul refuses the new tokens, too: another farm takes
+// over. The node is first silent and then not alive, but its pod continues to run.
 func tokenRotation(e *env) {
 	agent := e.startGuarded()
 	farm := e.tokensOf(2, "farm", "--agent", agent)
@@ -227,12 +243,14 @@ func tokenRotation(e *env) {
 	e.revoke(farm[0])
 	e.revoke(node[0])
 	gone := time.Now()
-	e.within(limit, func() error { return errors.Join(e.heardSince("farms", "f1", gone), e.heardSince("nodes", "n1", gone)) })
+	e.within(limit, func() error {
+		return errors.Join(e.heardSince("farms", "f1", gone), e.heardSince("nodes", "n1", gone))
+	})
 	if now := e.sessions(id); !slices.Equal(now, sessions) {
 		e.t.Errorf("the sessions were %v, now %v", sessions, now)
 	}
 	e.sameProcesses(pods, "after the tokens were changed")
-	for _, pid := range pods { // what the agent hears of it reaches the servers, with the new token
+	for _, pid := range pods { // the agent sends the pod's health to the servers with the new token
 		e.stop(pid)
 		e.within(limit, func() error { return e.passing("hello", 0) })
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
@@ -242,7 +260,6 @@ func tokenRotation(e *env) {
 	}
 	e.within(limit, func() error { return e.converged(id, 1) })
 
-	// Refused: the farm.
 	e.farm("f2", "", "--token-file", e.tokenFile("management", managementToken))
 	e.within(limit, func() error { return e.heard("farms", "f2") })
 	e.revoke(farm[1])
@@ -255,7 +272,7 @@ func tokenRotation(e *env) {
 	}
 	e.rcctl("", "rc", "scale", "hello", "1", "--wait", "--timeout", limit.String())
 
-	// The preparer. It says why, and is said to be silent before it is said to be gone.
+	// rcctl shows the node as silent before it shows it as dead.
 	pods = e.processes()
 	e.within(limit, func() error { return e.heard("nodes", "n1") })
 	e.revoke(node[1])
@@ -288,7 +305,6 @@ func tokenRotation(e *env) {
 	e.sameProcesses(pods, "with a good token again")
 }
 
-// sessions returns those that hold the node's record, the farm's and the controller's lock.
 func (e *env) sessions(rcID string) []string {
 	e.t.Helper()
 	keys := e.store.Keys()
@@ -304,7 +320,6 @@ func (e *env) sessions(rcID string) []string {
 	return all
 }
 
-// argumentsHide fails the scenario when the arguments or the debug server of any daemon, or a pod's environment, show a token.
 func (e *env) argumentsHide(tokens ...string) {
 	e.t.Helper()
 	var shown [][]byte
@@ -341,7 +356,6 @@ func says(d *daemon, text string) error {
 	return nil
 }
 
-// heardSince returns an error unless a daemon has written after a moment.
 func (e *env) heardSince(kind, name string, moment time.Time) error {
 	farms, nodes, err := e.store.HeardOf(e.t.Context())
 	if err == nil && !map[string]map[string]store.Heard{"farms": farms, "nodes": nodes}[kind][name].At.After(moment) {
@@ -350,7 +364,6 @@ func (e *env) heardSince(kind, name string, moment time.Time) error {
 	return err
 }
 
-// passing returns an error unless so many instances of a service pass at the servers.
 func (e *env) passing(service string, n int) error {
 	var found []json.RawMessage
 	e.decode(e.request(http.MethodGet, "/v1/health/service/"+service+"?passing", nil), &found)
@@ -363,7 +376,7 @@ func (e *env) passing(service string, n int) error {
 func (e *env) nodeView(name string) inspect.NodeView {
 	e.t.Helper()
 	var views []inspect.NodeView
-	// What is noted beside the answer follows it.
+	// rcctl may print notes after the JSON.
 	if err := json.NewDecoder(strings.NewReader(e.rcctl("", "nodes", "-o", "json"))).Decode(&views); err != nil {
 		e.t.Fatal(err)
 	}

@@ -13,8 +13,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A node that trusts one signer runs what that one signed for this pod, and says of everything else why not and what to
-// do; the version before it keeps running all the while. A policy that is broken, or gone, stops nothing.
+// signatures: a node trusts one signer for a pod, and runs what this signer has signed for the pod. It refuses
+// everything else, and reports the reason and the cure. Meanwhile the previous version continues to run. A broken
+// policy stops no pod.
 func signatures(e *env) {
 	e.startConsul("")
 	policy := e.trustPolicy("other")
@@ -40,9 +41,11 @@ func signatures(e *env) {
 		e.t.Errorf("rcctl pods does not say failed:\n%s", out)
 	}
 
-	// The same with a signature of its own, made apart; and the policy changed instead of the signature.
+	// Here the signature is made separately. Then the policy changes in place of the signature.
 	file := filepath.Join(e.dir, "hello.sig")
-	if err := os.WriteFile(file, []byte(e.rcctl(cluster.HelloSpec(version("2")), "sign", "-f", "-", "--key", e.key("ed25519"))), 0o600); err != nil {
+	if err := os.WriteFile(file,
+		[]byte(e.rcctl(cluster.HelloSpec(version("2")), "sign", "-f", "-", "--key", e.key("ed25519"))),
+		0o600); err != nil {
 		e.t.Fatal(err)
 	}
 	e.rcctl(cluster.HelloSpec(version("2")), "apply", "-f", "-", "--signature", file)
@@ -56,10 +59,11 @@ func signatures(e *env) {
 	third := e.processes()
 	e.mustDiffer(second, third)
 
-	// Broken: nothing new, nothing down, also when the preparer starts with it.
+	// No new pod starts and no pod stops, even if the preparer starts with this policy.
 	e.write(policy, "require_signature: maybe\n")
 	e.applySigned(version("4"), "ed25519")
-	e.distrusted(`the policy cannot be read, so nothing new is run; mend it: ` + policy + `: require_signature: "maybe" is not valid; allowed: true or false`)
+	e.distrusted(`the policy cannot be read, so nothing new is run; mend it: ` + policy +
+		`: require_signature: "maybe" is not valid; allowed: true or false`)
 	node.kill()
 	node.startAgain()
 	e.within(limit, func() error {
@@ -75,8 +79,9 @@ func signatures(e *env) {
 	e.mustDiffer(third, e.processes())
 }
 
-// revoked: what a signer signed is not run once the signer does not count any more, though the node accepted it before and only its
-// artifact was missing; what was installed runs on. A rule says what a signer may name of the node.
+// revoked: a signer is not trusted any more. A manifest with this signer's signature is not run, although the node
+// accepted its intent before and only the artifact was missing. Installed pods continue to run. A rule of the policy
+// limits which paths of the node a signer may name.
 func revoked(e *env) {
 	e.startConsul("")
 	policy := e.trustPolicy("other")
@@ -121,7 +126,10 @@ func revoked(e *env) {
 
 	e.write(e.signersFile(), string(signers))
 	bounded := func(paths string) string {
-		return fmt.Sprintf("require_signature: true\nallowed_signers: %s\nrules: [{signers: [alice@example.com], pods: [hello], users: [], paths: [%s]}]\n", e.signersFile(), paths)
+		return fmt.Sprintf(
+			"require_signature: true\nallowed_signers: %s\n"+
+				"rules: [{signers: [alice@example.com], pods: [hello], users: [], paths: [%s]}]\n",
+			e.signersFile(), paths)
 	}
 	e.write(policy, bounded("/srv/*"))
 	e.distrusted(fmt.Sprintf("a path of the node: %q is not valid; allowed: /srv/*", late))
@@ -131,7 +139,7 @@ func revoked(e *env) {
 	e.mustDiffer(running, e.processes())
 }
 
-// trustPolicy writes a policy under which alice may run hello, and bob what the pattern says. It returns its file.
+// trustPolicy: alice may run hello, and bob pods that match the pattern.
 func (e *env) trustPolicy(bobs string) string {
 	e.t.Helper()
 	list := ""
@@ -155,12 +163,10 @@ rules:
 
 func (e *env) signersFile() string { return filepath.Join(e.dir, "allowed_signers") }
 
-// key is an SSH key of the tests of pkg/preparer/trust.
 func (e *env) key(kind string) string {
 	return filepath.Join(e.root, "pkg", "preparer", "trust", "testdata", "key_"+kind)
 }
 
-// write replaces a file in one step, so that nobody reads half of it.
 func (e *env) write(file, text string) {
 	e.t.Helper()
 	if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
@@ -176,7 +182,6 @@ func (e *env) applySigned(h cluster.Hello, key string) {
 	e.rcctl(cluster.HelloSpec(h), "apply", "-f", "-", "--sign-key", e.key(key))
 }
 
-// distrusted waits until the only pod has failed for a reason.
 func (e *env) distrusted(reason string) {
 	e.t.Helper()
 	e.within(2*limit, func() error { // a node tries again after a minute at the latest
@@ -185,7 +190,8 @@ func (e *env) distrusted(reason string) {
 			return err
 		}
 		for _, r := range recs {
-			if r.Value.State == pod.StateFailed && strings.Contains(r.Value.Message, "this node's trust policy refuses it: ") &&
+			if r.Value.State == pod.StateFailed &&
+				strings.Contains(r.Value.Message, "this node's trust policy refuses it: ") &&
 				strings.Contains(r.Value.Message, reason) {
 				return nil
 			}
@@ -194,7 +200,6 @@ func (e *env) distrusted(reason string) {
 	})
 }
 
-// mustDiffer fails if a pod still runs in the process that it had.
 func (e *env) mustDiffer(before, after map[string]int) {
 	e.t.Helper()
 	if !slices.Equal(slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after))) {

@@ -11,15 +11,14 @@ import (
 	"syscall"
 )
 
-// nextVersion is that of the build which buildNext makes.
 const nextVersion = "99.0.0"
 
-// buildNext builds the preparer as another version of itself.
 func (e *env) buildNext() string {
 	e.t.Helper()
 	program := filepath.Join(e.dir, "preparer-next")
 	stamp := "-X github.com/rcfarm/rcfarm/pkg/app.described=v" + nextVersion
-	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-ldflags", stamp, "-o", program, "./cmd/preparer")
+	build := exec.CommandContext(e.t.Context(), "go", "build", "-trimpath", "-ldflags",
+		stamp, "-o", program, "./cmd/preparer")
 	build.Dir, build.Env = e.root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		e.t.Fatalf("build the next preparer: %v\n%s", err, out)
@@ -27,7 +26,6 @@ func (e *env) buildNext() string {
 	return program
 }
 
-// versionOf asks a program of which version it is.
 func (e *env) versionOf(program string) string {
 	e.t.Helper()
 	out, err := exec.CommandContext(e.t.Context(), program, "--version").Output()
@@ -38,7 +36,7 @@ func (e *env) versionOf(program string) string {
 	return words[len(words)-1]
 }
 
-// copyProgram returns a copy of one of our programs that may be removed.
+// copyProgram returns a copy that may be removed.
 func (e *env) copyProgram(name string) string {
 	e.t.Helper()
 	data, err := os.ReadFile(filepath.Join(e.root, "bin", name))
@@ -52,8 +50,8 @@ func (e *env) copyProgram(name string) string {
 	return path
 }
 
-// preparerUpgrade: preparers are replaced by those of another build at another path, and the old build is removed. What
-// keeps the pods running stays that of the old build. Pods keep their pids, and are looked after as before.
+// preparerUpgrade: preparers are replaced by preparers of another build at another path, and the old build is removed.
+// The supervisors of the old build continue to run. Pods keep their pids, and are still supervised.
 func preparerUpgrade(e *env) {
 	e.startConsul("")
 	old, next := e.copyProgram("preparer"), e.buildNext()
@@ -102,7 +100,6 @@ func preparerUpgrade(e *env) {
 		e.t.Errorf("pods are kept running by %v, before the upgrade by %v", now, kept)
 	}
 
-	// What ran before is started again when it crashes, and its log goes on.
 	for index := range 2 {
 		e.crash("hello", index)
 		pod := fmt.Sprintf("hello-main-%d", index)
@@ -116,7 +113,6 @@ func preparerUpgrade(e *env) {
 	}
 	e.within(limit, func() error { return e.converged(id, 2) })
 
-	// New pods start, and those of before are upgraded.
 	other := e.hello(2, nil)
 	other.Name, other.Port = "other", 8081
 	e.applied(other)

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// variables: a program is given the node's variables in its arguments, its environment and its check as values, and
-// others as they are written; one that the pod does not have is refused before anything runs.
+// variables: a program gets the values of the node's variables in its arguments, its environment and its check. Other
+// variables are left as they are written. If a manifest uses the variable of a port that the pod does not have, it is
+// refused before anything runs.
 func variables(e *env) {
 	e.startConsul("")
 	e.preparer(1)
@@ -55,7 +56,8 @@ pod:
 		return err
 	})
 	parts := strings.Split(strings.TrimSpace(said), ":")
-	if len(parts) != 6 || parts[1] == "" || parts[1] != parts[5] || parts[2] != "${PORT_HTTP}" || parts[3] != "${OTHER}" || parts[4] != e.rcID("vars") {
+	if len(parts) != 6 || parts[1] == "" || parts[1] != parts[5] || parts[2] != "${PORT_HTTP}" ||
+		parts[3] != "${OTHER}" || parts[4] != e.rcID("vars") {
 		e.t.Errorf("the program was given %q", parts)
 	}
 }

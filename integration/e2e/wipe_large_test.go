@@ -11,8 +11,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// wipeLarge: the whole prefix is deleted under a node that runs far more pods than fit into its record, beside an empty node. The
-// farm goes on only when it knows all of them: every one is adopted, none is placed twice, none is stopped.
+// wipeLarge: the whole prefix is deleted while a node runs far more pods than fit into its record, beside an empty
+// node. The farm places no pod until it knows all these pods. Every pod is adopted, and no pod is placed twice or
+// stopped.
 func wipeLarge(e *env) {
 	const pods = 400
 	sleep, err := exec.LookPath("sleep")
@@ -54,7 +55,7 @@ pod:
 		e.t.Fatal(err)
 	}
 	e.within(limit, func() error { return e.orphans(map[string]int{"n1": pods, "n2": 0}) })
-	e.within(limit, func() error { // from here on the farm would place what it does not know of
+	e.within(limit, func() error { // after this, a farm that does not know all pods would place some of them again
 		if n := strings.Count(e.log("f1"), synced); n <= before {
 			return fmt.Errorf("the nodes were synced %d times", n)
 		}
@@ -94,12 +95,12 @@ pod:
 	}
 	same()
 	e.oneCopyEach()
-	if keys, err := e.client.Keys(e.t.Context(), store.DefaultPrefix); err != nil || strings.Contains(strings.Join(keys, "\n"), "/orphans/") {
+	if keys, err := e.client.Keys(e.t.Context(), store.DefaultPrefix); err != nil ||
+		strings.Contains(strings.Join(keys, "\n"), "/orphans/") {
 		e.t.Errorf("pages of orphans are left (%v): %v", err, keys)
 	}
 }
 
-// orphans reports whether each node lists so many orphans, as rcctl shows them.
 func (e *env) orphans(want map[string]int) error {
 	out, err := e.tryRcctl("", "nodes", "-o", "json")
 	if err != nil {

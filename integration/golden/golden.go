@@ -1,5 +1,4 @@
-// Package golden holds files of the repository to what its programs and documents make of them. The tests of docs/reference and of the JSON
-// Schemas use it.
+// Package golden checks that files of the repository match what its programs and documents make of them.
 package golden
 
 import (
@@ -10,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Check fails for each path whose file is not as it is made now, and says which target of make writes it. With update it writes them.
+// Check fails for each path of made whose file differs, and names the make target that writes it. If update is true, it
+// writes the files.
 func Check(tb testing.TB, made map[string]string, update bool, target string) {
 	tb.Helper()
 	for path, want := range made {

@@ -1,13 +1,18 @@
-// Command hello is the sample program of the demo and the end-to-end tests: an HTTP server that says who it is.
+// Command hello is the sample program of the demo and the end-to-end tests: an HTTP server that answers with its
+// identity.
 //
-// Its behaviour can be bent through the environment: HELLO_FAIL=1 makes it exit at once with status 3,
-// HELLO_FAIL=NODE,NODE does so on some nodes, HELLO_EXIT=n makes it exit with status n once it has said so,
-// HELLO_ENDS=5s after that time, HELLO_SICK=1 makes its health check fail, HELLO_SICK=NODE,NODE does so on some nodes,
-// HELLO_HUNG=FILE makes it answer no health check while there is such a file, HELLO_VERSION is repeated in its
-// answers. HELLO_HOSTILE=n makes it do to its node what it can, with a tree of directories n deep. HELLO_ALONE=DIR
-// makes it hold DIR/<pod id>-<role>-<index> locked while it lives, and write there when it starts and ends, or that
-// another lives. HELLO_SIEGE=ADDRESS,SOCKET makes it take what connections it gets at an address, and say in its home
-// what it is told at a socket.
+// Variables of the environment change its behaviour:
+//   - HELLO_FAIL=1 makes it exit at once with status 3; HELLO_FAIL=NODE,NODE does so on some nodes.
+//   - HELLO_EXIT=n makes it exit with status n, after it has printed that.
+//   - HELLO_ENDS=5s makes it exit with status 3 after that time.
+//   - HELLO_SICK=1 makes its health check fail; HELLO_SICK=NODE,NODE does so on some nodes.
+//   - HELLO_HUNG=FILE makes it answer no health check while the file exists.
+//   - HELLO_VERSION is repeated in its answers.
+//   - HELLO_HOSTILE=n makes it harm its node as much as it can, with a tree of directories n deep.
+//   - HELLO_ALONE=DIR makes it lock DIR/<pod id>-<role>-<index> while it lives. It writes there when it starts, when it
+//     ends, and if another process has the lock.
+//   - HELLO_SIEGE=ADDRESS,SOCKET makes it hold 500 connections to the address, or as many as it gets. It writes into
+//     its home whether it could connect to the socket.
 package main
 
 import (
@@ -60,7 +65,7 @@ func main() {
 	}
 }
 
-// liveAlone serves as the only copy of its identity among all that keep their register in a directory, if there is one.
+// liveAlone serves if no other process has the lock of its identity in the directory. An empty dir means no lock.
 func liveAlone(dir string) error {
 	if dir == "" {
 		return serve()
@@ -70,7 +75,7 @@ func liveAlone(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer register.Close() // which unlocks it, as its death would
+	defer register.Close() // this unlocks it, as its death would
 	say := func(what string) {
 		fmt.Fprintln(register, what, os.Getenv("NODE_NAME"), time.Now().UnixMilli())
 	}
@@ -123,8 +128,8 @@ func serve() error {
 	return nil
 }
 
-// mischief leaves in the pod's home what is hard to walk and to delete, starts what is hard to stop, and stretches its log.
-// What fails has been done before.
+// mischief makes files that are hard to walk and to delete, a process that is hard to stop, and a large log. Errors are
+// ignored, because an earlier process of the pod may have done the same.
 func mischief(levels int) {
 	home := os.Getenv("POD_HOME")
 	_ = syscall.Mkfifo(filepath.Join(home, "pipe"), 0o600)
@@ -147,8 +152,8 @@ func mischief(levels int) {
 	}
 }
 
-// besiege holds 500 connections to an address, and takes another for each that it loses, after it has asked at a socket for a command in
-// this pod.
+// besiege writes whether it could connect to the socket. Then it holds 500 connections to an address, and replaces
+// those that it loses.
 func besiege(address, socket string) {
 	told := "let in"
 	if conn, err := net.Dial("unix", socket); err != nil {
@@ -165,14 +170,13 @@ func besiege(address, socket string) {
 					continue
 				}
 				fmt.Fprint(conn, "GET /metrics HTTP/1.1\r\nHost: ")
-				_, _ = conn.Read(make([]byte, 1)) // until it is thrown out
+				_, _ = conn.Read(make([]byte, 1)) // until the server closes the connection
 				_ = conn.Close()
 			}
 		}()
 	}
 }
 
-// deep makes directories below each other.
 func deep(dir string, levels int) error {
 	at, err := syscall.Open(dir, syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
 	for n := 0; n < levels && err == nil; n++ {

@@ -1,6 +1,9 @@
-// Command mutants changes the pure decisions one operator at a time and asks their own tests whether they notice. The
-// mutating is done by gremlins (`make mutants` builds it); this program runs it where it can do no harm, names what survived,
-// and holds the goals: of the mutants that tests reach, and of all that there are.
+// Command mutants changes one operator at a time in the packages with pure decisions, and finds out whether the
+// package's tests fail. It runs gremlins in a copy of the sources and names the surviving mutants. It checks two goals:
+// the share of the reached mutants that are killed, and the share of all mutants that are reached.
+//
+// With -build it builds a program with one named mutant, to check that runs under faults find the promise that the
+// mutant breaks: mutants -build fence -o bin/farm-nofence ./cmd/farm
 package main
 
 import (
@@ -17,10 +20,11 @@ import (
 	"strconv"
 )
 
-// goal is what each package must reach, in percent: of killed among the reached, and of reached among all.
+// goal is the percentage that each package must reach: of the reached mutants that are killed, and of all mutants that
+// are reached.
 const goal = 95
 
-// errMissed means that the mutants were judged, and the goals were missed or a reason does not hold.
+// errMissed means that a goal was missed, or that the list of reasons does not match the survivors.
 var errMissed = errors.New("the goals are missed")
 
 func main() {
@@ -28,12 +32,23 @@ func main() {
 		os.Exit(actAsGo(os.Args[1:]))
 	}
 	gremlins := flag.String("gremlins", "bin/gremlins", "the `PROGRAM` that mutates")
-	reasons := flag.String("reasons", "integration/mutants/reasons.yaml", "the `FILE` that says why survivors may survive")
-	only := flag.String("only", "", "files whose name contains `TEXT`; all when empty, and only then the goals are held")
+	reasons := flag.String("reasons", "integration/mutants/reasons.yaml",
+		"the `FILE` that says why survivors may survive")
+	only := flag.String("only", "",
+		"files whose name contains `TEXT`; all when empty, and only then the goals are held")
+	build := flag.String("build", "",
+		"build one package, given as the argument, with the mutant `NAME` in it; nothing else is done then")
+	output := flag.String("o", "", "the `FILE` that -build writes")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *gremlins, *reasons, *only, flag.Args()); err != nil {
+	var err error
+	if *build != "" {
+		err = buildNamed(ctx, ".", *build, *output, flag.Arg(0))
+	} else {
+		err = run(ctx, *gremlins, *reasons, *only, flag.Args())
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		stop()
 		os.Exit(1)
@@ -64,8 +79,8 @@ func run(ctx context.Context, gremlins, reasonsFile, only string, packages []str
 	return nil
 }
 
-// unleash mutates one package and returns its mutants. It works on a copy of the sources: gremlins would copy the whole checkout
-// for each of its workers, with all that was built there.
+// unleash mutates a copy of one package, because gremlins would copy the whole checkout, with all built files, for each
+// of its workers.
 func unleash(ctx context.Context, gremlins, pkg, only string) ([]mutant, error) {
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
@@ -83,7 +98,7 @@ func unleash(ctx context.Context, gremlins, pkg, only string) ([]mutant, error) 
 	result := filepath.Join(dir, "result.json")
 	args := []string{
 		"unleash", "--output", result, "--output-statuses", "lt",
-		// Of the time that the tests took as they are: mutants may wait for a busy machine. Those that never end are ended by maxCPU.
+		// A multiple of the unchanged tests' time, because the machine may be busy. maxCPU ends mutants that never end.
 		"--timeout-coefficient", "200", "--workers", strconv.Itoa(runtime.NumCPU()),
 	}
 	files, err := excluded(filepath.Join(tree, pkg), only)
@@ -110,7 +125,6 @@ func unleash(ctx context.Context, gremlins, pkg, only string) ([]mutant, error) 
 	return out.mutants(tree, pkg)
 }
 
-// copySources copies what the tests of pure packages are built from.
 func copySources(to string) error {
 	if err := os.CopyFS(filepath.Join(to, "pkg"), os.DirFS("pkg")); err != nil {
 		return err

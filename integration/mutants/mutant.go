@@ -14,22 +14,20 @@ import (
 	"strings"
 )
 
-// mutant is one operator that was changed.
 type mutant struct {
 	site
 	status string
 	line   int
 }
 
-// site says where a mutant is so that it is found again when lines have moved.
+// site describes a mutant's place without line numbers, so that it is found again when lines have moved.
 type site struct {
 	File     string `json:"file"`     // from the module's root
 	Function string `json:"function"` // method or function, "" outside of any
 	Code     string `json:"code"`     // the smallest expression or statement around the operator, on one line
-	Becomes  string `json:"becomes"`  // the operator that stands there instead
+	Becomes  string `json:"becomes"`  // the operator that replaces it
 }
 
-// String describes it on one line.
 func (s site) String() string {
 	where := s.File
 	if s.Function != "" {
@@ -38,8 +36,8 @@ func (s site) String() string {
 	return fmt.Sprintf("%s: %s, with %s", where, s.Code, s.Becomes)
 }
 
-// What became of a mutant, in gremlins' words. One that never ends was killed, by the limits of the shim; one for which the tests took
-// too long otherwise has not been judged.
+// Gremlins' results. A mutant that never ends is killed by the limits of the shim. Tests that took too long for another
+// reason have not judged the mutant.
 const (
 	statusKilled   = "KILLED"
 	statusTimedOut = "TIMED OUT"
@@ -49,7 +47,6 @@ const (
 	statusNotViable = "NOT VIABLE" // it does not compile
 )
 
-// outcome is what gremlins writes.
 type outcome struct {
 	Files []struct {
 		Name      string     `json:"file_name"` // below the package that was mutated
@@ -64,7 +61,6 @@ type mutation struct {
 	Column int    `json:"column"`
 }
 
-// mutants describes what gremlins found in a package below tree.
 func (o *outcome) mutants(tree, pkg string) ([]mutant, error) {
 	var out []mutant
 	for _, f := range o.Files {
@@ -100,7 +96,7 @@ func (o *outcome) mutants(tree, pkg string) ([]mutant, error) {
 
 type place struct{ line, column int }
 
-// sitesOf returns every operator of a source; Becomes is the operator itself.
+// sitesOf returns every operator of a source, with the operator itself in Becomes.
 func sitesOf(src []byte) (map[place]site, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, "", src, 0)
@@ -131,7 +127,6 @@ func sitesOf(src []byte) (map[place]site, error) {
 	return out, failed
 }
 
-// operator returns where a node's own operator stands.
 func operator(n ast.Node) (token.Pos, token.Token) {
 	switch n := n.(type) {
 	case *ast.BinaryExpr:
@@ -148,7 +143,6 @@ func operator(n ast.Node) (token.Pos, token.Token) {
 	return token.NoPos, token.ILLEGAL
 }
 
-// becomes returns what a kind of mutation makes of an operator: the kinds that gremlins tries unless it is told otherwise.
 func becomes(kind, op string) (string, error) {
 	to := map[string]map[string]string{
 		"ARITHMETIC_BASE":       {"+": "-", "-": "+", "*": "/", "/": "*", "%": "*"},
@@ -163,7 +157,6 @@ func becomes(kind, op string) (string, error) {
 	return to, nil
 }
 
-// excluded returns patterns for the files of a package, and those below, whose name does not contain a text.
 func excluded(dir, only string) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	var out []string

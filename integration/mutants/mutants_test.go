@@ -5,13 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/tools/cover"
 )
 
-// TestMain lets the tests be `go` themselves, as the program is.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "go" {
 		os.Exit(actAsGo(os.Args[1:]))
@@ -39,7 +39,6 @@ func (t *T) f(a, b int) bool {
 }
 `
 
-// position of the first place where a text stands in the source.
 func position(t *testing.T, text string) token.Position {
 	t.Helper()
 	before, _, found := strings.Cut(source, text)
@@ -49,7 +48,8 @@ func position(t *testing.T, text string) token.Position {
 	return token.Position{Line: 1 + strings.Count(before, "\n"), Column: len(before) - strings.LastIndex(before, "\n")}
 }
 
-// Conditions count as reached with their statement, which coverage alone does not say; what is not reached does not.
+// A condition counts as reached if its statement is reached, although coverage alone leaves the condition out. A
+// condition in an unreached statement does not count.
 func TestWiden(t *testing.T) {
 	t.Parallel()
 	entered := cover.ProfileBlock{StartLine: 5, StartCol: 30, EndLine: 6, EndCol: 12, NumStmt: 1, Count: 1}
@@ -80,7 +80,7 @@ func TestWiden(t *testing.T) {
 	}
 }
 
-// A mutant is named by what stands there, not by the line.
+// The name of a mutant has its code, not its line.
 func TestMutantsAreNamed(t *testing.T) {
 	t.Parallel()
 	tree := t.TempDir()
@@ -116,7 +116,6 @@ func TestMutantsAreNamed(t *testing.T) {
 	}
 }
 
-// found is what gremlins writes of one mutant.
 func found(at token.Position, kind, status string) *outcome {
 	o := &outcome{}
 	o.Files = append(o.Files, struct {
@@ -126,13 +125,16 @@ func found(at token.Position, kind, status string) *outcome {
 	return o
 }
 
-// The goals are held, survivors have reasons and reasons have survivors.
+// Each survivor needs a reason, and each reason needs a survivor.
 func TestSum(t *testing.T) {
 	t.Parallel()
 	at := func(code string) site { return site{File: "pkg/p/p.go", Function: "f", Code: code, Becomes: ">="} }
 	made := func(killed, lived, unreached int) []mutant {
 		var out []mutant
-		for status, n := range map[string]int{statusKilled: killed, statusLived: lived, statusNot: unreached, statusNotViable: 50} {
+		for status, n := range map[string]int{
+			statusKilled: killed, statusLived: lived,
+			statusNot: unreached, statusNotViable: 50,
+		} {
 			for range n {
 				out = append(out, mutant{site: at(status), status: status})
 			}
@@ -172,7 +174,7 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// The reasons that are checked in can be read, and speak of files that exist.
+// The checked-in reasons can be read, and name existing files.
 func TestReasons(t *testing.T) {
 	t.Parallel()
 	why, err := readReasons("reasons.yaml")
@@ -216,51 +218,90 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// Gremlins learns from the exit code whether tests noticed a mutant, and whether there was one: what does not compile is none.
+// The exit code shows gremlins whether tests noticed a mutant, or whether it does not compile. Only the tests that
+// reach the mutant run.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		code string
-		want int
-	}{
-		"tests pass":          {"func two() int { return 1 + 1 }", 0},
-		"tests fail":          {"func two() int { return 1 - 1 }", 1},
-		"tests panic":         {"func two() int { panic(1 - 1) }", 1},
-		"it does not compile": {`func two() int { return len("1" - "1") }`, exitNotViable},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			if err := os.Mkdir(filepath.Join(dir, "two"), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			for file, text := range map[string]string{
-				"go.mod": "module example.com/m\n\ngo 1.24\n", "two/two.go": "package two\n\n" + c.code + "\n",
-				"two/two_test.go": "package two\n\nimport \"testing\"\n\nfunc TestTwo(t *testing.T) {\n\tif two() != 2 {\n\t\tt.Fail()\n\t}\n}\n",
-			} {
-				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			env, err := shimmed(filepath.Join(dir, "bin"), dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "bin", "go"), "test", "-failfast", "example.com/m/two")
-			cmd.Dir, cmd.Env = dir, env
-			if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != c.want {
-				t.Errorf("exit code %d, want %d:\n%s", cmd.ProcessState.ExitCode(), c.want, out)
-			}
-		})
+	const code, module = "package two\n\nfunc two() int { return 1 + 1 }\n\nfunc three() int {\n\treturn 1 + 2\n}\n",
+		"example.com/m"
+	tests := `package two
+
+import "testing"
+
+func TestTwo(t *testing.T) {
+	println("TestTwo runs")
+	if two() != 2 {
+		t.Fail()
 	}
 }
 
-// Only where every package below knows rapid's flags are they given.
-func TestArgs(t *testing.T) {
+func TestThree(t *testing.T) {
+	println("TestThree runs")
+	if three() < 0 {
+		t.Fail()
+	}
+}
+`
+	write := func(dir, code string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(dir, "two"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for file, text := range map[string]string{
+			"go.mod": "module " + module + "\n\ngo 1.24\n", "two/two.go": code, "two/two_test.go": tests,
+		} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	tree := filepath.Join(t.TempDir(), "tree")
+	write(tree, code)
+	bin := t.TempDir()
+	env, err := shimmed(bin, tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(dir string, args ...string) (exit int, out string) {
+		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "go"), args...)
+		cmd.Dir, cmd.Env = dir, env
+		text, _ := cmd.CombinedOutput()
+		return cmd.ProcessState.ExitCode(), string(text)
+	}
+	if exit, out := run(tree, "test", "-cover", "-coverprofile", filepath.Join(bin, "profile"), "./..."); exit != 0 {
+		t.Fatalf("coverage: exit code %d: %s", exit, out)
+	}
+	for name, c := range map[string]struct {
+		from, to string
+		want     int
+		runs     string
+	}{
+		"no test fails":       {"1 + 2", "1 - 2 + 2", 0, "TestThree"},
+		"a test fails":        {"1 + 1", "1 - 1", 1, "TestTwo"},
+		"a test panics":       {"return 1 + 1", "panic(1 - 1)", 1, "TestTwo"},
+		"it does not compile": {"1 + 1", `len("1" - "1")`, exitNotViable, ""},
+	} {
+		worker := filepath.Join(t.TempDir(), "worker")
+		write(worker, strings.Replace(code, c.from, c.to, 1))
+		exit, out := run(worker, "test", "-failfast", module+"/two")
+		if exit != c.want {
+			t.Errorf("%s: exit code %d, want %d:\n%s", name, exit, c.want, out)
+		}
+		for _, test := range []string{"TestTwo", "TestThree"} {
+			if ran := strings.Contains(out, test+" runs"); ran != (test == c.runs) {
+				t.Errorf("%s: %s ran: %t\n%s", name, test, ran, out)
+			}
+		}
+	}
+}
+
+// Rapid's flags are given only if every package below knows them.
+func TestFlags(t *testing.T) {
 	t.Parallel()
 	tree := t.TempDir()
 	for file, text := range map[string]string{
-		"go.mod": "module example.com/m\n", "pkg/a/a_test.go": "import \"pgregory.net/rapid\"", "pkg/b/b_test.go": "package b", "pkg/a/b/b.go": "package b",
+		"go.mod": "module example.com/m\n", "pkg/a/a_test.go": "import \"pgregory.net/rapid\"",
+		"pkg/b/b_test.go": "package b", "pkg/a/b/b.go": "package b",
 	} {
 		path := filepath.Join(tree, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -271,14 +312,45 @@ func TestArgs(t *testing.T) {
 		}
 	}
 	for pattern, want := range map[string]bool{
-		"example.com/m/pkg/a": true, "./pkg/a/...": true, "example.com/m/pkg/b": false, "./pkg/...": false, "example.com/m/pkg/a/b": false,
+		"example.com/m/pkg/a": true, "./pkg/a/...": true, "example.com/m/pkg/b": false,
+		"./pkg/...": false, "example.com/m/pkg/a/b": false,
 	} {
-		args, err := testArgs([]string{"test", "-failfast", pattern}, tree)
+		flags, err := testFlags(tree, pattern)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Contains(strings.Join(args, " "), pattern+" -rapid.seed=1"); got != want {
-			t.Errorf("%s: %v", pattern, args)
+		if got := slices.Contains(flags, "-rapid.seed=1"); got != want {
+			t.Errorf("%s: %v", pattern, flags)
 		}
+	}
+}
+
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	reach := func(from, to int) map[string][]cover.ProfileBlock {
+		return map[string][]cover.ProfileBlock{"p.go": {{StartLine: from, EndLine: to, Count: 1}}}
+	}
+	tests := []test{
+		{"Slow", quick + 1, reach(1, 10)},
+		{"Quick", quick, reach(10, 10)},
+		{"Beside", 0, reach(11, 12)},
+		{"Other", 0, map[string][]cover.ProfileBlock{"q.go": {{StartLine: 1, EndLine: 20}}}},
+	}
+	first, then := choose(tests, "p.go", 10)
+	if len(first) != 1 || first[0].Name != "Quick" || len(then) != 1 || then[0].Name != "Slow" {
+		t.Errorf("first %v, then %v", first, then)
+	}
+}
+
+// Gremlins also changes white space in lines before the mutant.
+func TestTheMutatedLineIsFoundAmongOtherWhiteSpace(t *testing.T) {
+	t.Parallel()
+	const old = "package p\n\nvar a = 1 // one\n\nfunc f() bool { return a == 1 }\n"
+	now := strings.Replace(old, " // one", "\t// one", 1)
+	if line := firstChange([]byte(old), []byte(now)); line != 0 {
+		t.Errorf("white space is a change in line %d", line)
+	}
+	if line := firstChange([]byte(old), []byte(strings.Replace(now, "==", "!=", 1))); line != 5 {
+		t.Errorf("line %d, want 5", line)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/tools/cover"
 )
 
-// widenFile adds to a profile of coverage what Go leaves out of it, in place.
 func widenFile(profile, tree string) error {
 	name, err := moduleName(tree)
 	if err != nil {
@@ -37,15 +36,16 @@ func widenFile(profile, tree string) error {
 			}
 		}
 		for _, b := range blocks {
-			fmt.Fprintf(&out, "%s:%d.%d,%d.%d %d %d\n", p.FileName, b.StartLine, b.StartCol, b.EndLine, b.EndCol, b.NumStmt, b.Count)
+			fmt.Fprintf(&out, "%s:%d.%d,%d.%d %d %d\n", p.FileName, b.StartLine, b.StartCol,
+				b.EndLine, b.EndCol, b.NumStmt, b.Count)
 		}
 	}
 	return os.WriteFile(profile, []byte(out.String()), 0o600)
 }
 
-// widen adds blocks for what runs with a covered one but is in none. Go counts statements: the conditions of a switch, and of an
-// if behind a function that stands in it, are asked where the statement is reached, unless an earlier one holds, and what stands
-// outside of functions is computed in any case.
+// widen adds blocks for code that Go's coverage leaves out because Go counts statements. The conditions of a switch are
+// evaluated when the switch is reached, unless an earlier condition holds. So is the condition of an if that contains a
+// function. Declarations outside of functions are always evaluated.
 func widen(src []byte, blocks []cover.ProfileBlock) ([]cover.ProfileBlock, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, "", src, 0)
@@ -85,7 +85,6 @@ func widen(src []byte, blocks []cover.ProfileBlock) ([]cover.ProfileBlock, error
 	return out, nil
 }
 
-// covers reports whether a position is in a block that was run.
 func covers(blocks []cover.ProfileBlock, at token.Position) bool {
 	return slices.ContainsFunc(blocks, func(b cover.ProfileBlock) bool {
 		after := at.Line > b.StartLine || at.Line == b.StartLine && at.Column >= b.StartCol

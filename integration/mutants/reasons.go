@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// reason says why the tests need not notice a mutant.
+// reason explains why the tests need not notice a mutant.
 type reason struct {
 	site
 	Reason string `json:"reason"`
@@ -37,19 +37,18 @@ func readReasons(file string) ([]reason, error) {
 	return out, nil
 }
 
-// summary is the judgement of one package.
 type summary struct {
 	pkg                 string
-	killed, lived, left int      // left: no test reaches them; lived: with those that were not judged
+	killed, lived, left int      // left: no test reaches them; lived: also those that were not judged
 	none                int      // changes that do not compile
 	explained           []string // survivors, each with its reason
 	unexplained         []string
 	unreached           []string
-	late                []string // tests were still running when their time was over, which proves nothing
+	late                []string // tests were still running at their limit, which proves nothing
 	stale               []string // reasons that no survivor needs
 }
 
-// sum judges the mutants of those files of a package whose name contains a text.
+// sum judges the mutants in those files of a package whose name contains only.
 func sum(pkg, only string, found []mutant, why []reason) summary {
 	s := summary{pkg: pkg}
 	needed := make([]bool, len(why))
@@ -85,7 +84,6 @@ func sum(pkg, only string, found []mutant, why []reason) summary {
 	return s
 }
 
-// percent returns how many of a hundred; all of none.
 func percent(part, whole int) float64 {
 	if whole == 0 {
 		return 100
@@ -93,10 +91,8 @@ func percent(part, whole int) float64 {
 	return 100 * float64(part) / float64(whole)
 }
 
-// killedOf returns how many percent of the reached mutants were noticed.
 func (s *summary) killedOf() float64 { return percent(s.killed, s.killed+s.lived) }
 
-// reachedOf returns how many percent of all mutants are in code that tests reach.
 func (s *summary) reachedOf() float64 { return percent(s.killed+s.lived, s.killed+s.lived+s.left) }
 
 func (s *summary) missed() bool {
@@ -112,8 +108,11 @@ func (s *summary) print(w io.Writer) {
 			fmt.Fprintf(w, "    %s\n", line)
 		}
 	}
-	fmt.Fprintf(w, "%s: %d of %d reached mutants killed (%.1f %%, goal %d), %d of %d reached (%.1f %%, goal %d), %d more do not compile\n",
-		s.pkg, s.killed, s.killed+s.lived, s.killedOf(), goal, s.killed+s.lived, s.killed+s.lived+s.left, s.reachedOf(), goal, s.none)
+	fmt.Fprintf(w,
+		"%s: %d of %d reached mutants killed (%.1f %%, goal %d), "+
+			"%d of %d reached (%.1f %%, goal %d), %d more do not compile\n",
+		s.pkg, s.killed, s.killed+s.lived, s.killedOf(), goal, s.killed+s.lived,
+		s.killed+s.lived+s.left, s.reachedOf(), goal, s.none)
 	list("survivors, each with its reason", s.explained)
 	list("survivors without a reason", s.unexplained)
 	list("not judged, because the tests took too long", s.late)

@@ -13,26 +13,33 @@ import (
 	"syscall"
 )
 
-// Gremlins runs `go test` for everything that it wants to know. This program stands in its place, under the name `go`, and
-//   - says of more code that tests reach it, as coverage leaves out the conditions of switches; see widen;
-//   - takes the randomness out of property tests: the same mutants must die each time;
-//   - says of a mutant that does not compile that it does not: gremlins takes that for tests that fail;
-//   - limits memory, and the time of the processor: a mutant that never ends is ended, and tests that wait for a busy machine are not.
+// Gremlins runs this program as `go`. It
+//   - reports more code as reached, because coverage leaves out the conditions of switches; see widen;
+//   - gives a mutant only to the tests that reach it; see judge;
+//   - fixes the seed of property tests, because the same mutants must die each time;
+//   - reports that a mutant does not compile, which gremlins would take for tests that fail;
+//   - limits memory and CPU time, which ends a mutant that never ends, but not tests that wait on a busy machine.
 const (
-	envGo   = "MUTANTS_GO"   // the real one
+	envGo   = "MUTANTS_GO"   // the real `go`
 	envTree = "MUTANTS_TREE" // root of the copied module
+	envPlan = "MUTANTS_PLAN" // directory of the plan: what each test reaches
 
 	maxMemory = 6 << 30 // bytes of address space of each process
-	maxCPU    = 20      // seconds of each process; what is pure and tested takes a few
+	maxCPU    = 20      // seconds of each process; tests of pure code take a few
 
-	// exitNotViable is how gremlins wants to be told that there is nothing to test; `go test` says the same of tests that fail.
+	// exitNotViable tells gremlins that the code does not compile. The real `go test` has one exit code for code that
+	// does not compile and for tests that fail.
 	exitNotViable = 2
+	// exitUnjudged means that this program failed. Gremlins counts the mutant as lived.
+	exitUnjudged = 3
 )
 
-// errNotViable means that what was mutated does not compile.
-var errNotViable = errors.New("it does not compile")
+var (
+	errNotViable = errors.New("it does not compile")
+	// errNoticed means that a test failed, or exceeded its memory or time.
+	errNoticed = errors.New("a test noticed it")
+)
 
-// shimmed returns the environment in which this program is `go`.
 func shimmed(dir, tree string) ([]string, error) {
 	program, err := exec.LookPath("go")
 	if err != nil {
@@ -49,21 +56,24 @@ func shimmed(dir, tree string) ([]string, error) {
 		return nil, err
 	}
 	return append(os.Environ(),
-		envGo+"="+program, envTree+"="+tree, "PATH="+dir+string(os.PathListSeparator)+os.Getenv("PATH")), nil
+		envGo+"="+program, envTree+"="+tree, envPlan+"="+dir,
+		"PATH="+dir+string(os.PathListSeparator)+os.Getenv("PATH")), nil
 }
 
-// actAsGo runs the real `go`. It returns the exit code, or not at all.
+// actAsGo returns the exit code, or does not return.
 func actAsGo(args []string) int {
 	if err := goAs(args); err != nil {
 		var failed *exec.ExitError
 		switch {
 		case errors.Is(err, errNotViable):
 			return exitNotViable
+		case errors.Is(err, errNoticed):
+			return 1
 		case errors.As(err, &failed):
 			return failed.ExitCode()
 		}
 		fmt.Fprintln(os.Stderr, "mutants:", err)
-		return 1
+		return exitUnjudged
 	}
 	return 0
 }
@@ -74,43 +84,44 @@ func goAs(args []string) error {
 			return fmt.Errorf("limit memory and time: %w", err)
 		}
 	}
-	program := os.Getenv(envGo)
+	program, tree := os.Getenv(envGo), os.Getenv(envTree)
 	if len(args) == 0 || args[0] != "test" {
 		return syscall.Exec(program, append([]string{program}, args...), os.Environ())
 	}
-	pkg := args[len(args)-1]
-	args, err := testArgs(args, os.Getenv(envTree))
+	pattern := args[len(args)-1]
+	flags, err := testFlags(tree, pattern)
 	if err != nil {
 		return err
 	}
 	at := slices.Index(args, "-coverprofile")
 	if at < 0 {
-		if err := exec.Command(program, "build", pkg).Run(); err != nil {
-			return errors.Join(errNotViable, err)
+		plan, err := readPlan(os.Getenv(envPlan))
+		if err != nil {
+			return err
 		}
-		// Gremlins kills what takes too long: there must be nothing between.
-		return syscall.Exec(program, append([]string{program}, args...), os.Environ())
+		return judge(program, tree, pattern, plan[pattern], flags)
 	}
+	// Without the cache: all tests must have run when the goals are checked.
+	args = slices.Concat([]string{"test", "-count=1", "-vet=off"}, args[1:], flags)
 	cmd := exec.Command(program, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return err
 	}
-	return widenFile(args[at+1], os.Getenv(envTree))
-}
-
-// testArgs completes the arguments of `go test`, whose last one is the package, or all below a directory. Nothing comes from the
-// cache: the time that the tests take as they are is what the limit for mutants is made of.
-func testArgs(args []string, tree string) ([]string, error) {
-	out := slices.Concat(args[:1], []string{"-count=1", "-vet=off"}, args[1:])
-	random, err := allUseRapid(tree, args[len(args)-1])
-	if random {
-		out = append(out, "-rapid.seed=1", "-rapid.nofailfile", "-rapid.shrinktime=1ms")
+	if err := measureAll(program, tree, pattern, os.Getenv(envPlan)); err != nil {
+		return err
 	}
-	return out, err
+	return widenFile(args[2+at+1], tree)
 }
 
-// allUseRapid reports whether the tests of every package know rapid's flags.
+func testFlags(tree, pattern string) ([]string, error) {
+	random, err := allUseRapid(tree, pattern)
+	if !random {
+		return nil, err
+	}
+	return []string{"-rapid.seed=1", "-rapid.nofailfile", "-rapid.shrinktime=1ms"}, err
+}
+
 func allUseRapid(tree, pattern string) (bool, error) {
 	name, err := moduleName(tree)
 	if err != nil {
@@ -139,7 +150,6 @@ func allUseRapid(tree, pattern string) (bool, error) {
 	return len(uses) > 0, err
 }
 
-// moduleName returns what the module in a directory is called.
 func moduleName(dir string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "go.mod"))
 	if err != nil {

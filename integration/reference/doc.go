@@ -1,5 +1,5 @@
-// Package reference writes those parts of docs/reference that follow from the programs: flags, commands, exit codes, metrics,
-// conditions, alerts and the environment of pods. A page says where such a part stands, between two comments, and people write the rest:
+// Package reference writes those parts of docs/reference that follow from the programs. Two comments mark such a part
+// of a page, and people write the rest:
 //
 //	<!-- make reference: flags farm -->
 //	...
@@ -18,9 +18,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rcctl"
 )
 
-// parts are what may stand between the comments, by name. root is the directory of the repository.
 var parts = map[string]func(root string) (string, error){
-	"flags both":          func(string) (string, error) { return table(bothFlags(), app.PreparerCommand(nil, nil).Flags...) },
+	"flags both": func(string) (string, error) {
+		return table(bothFlags(), app.PreparerCommand(nil, nil).Flags...)
+	},
 	"flags farm":          func(string) (string, error) { return table(farmFlags()) },
 	"flags preparer":      func(string) (string, error) { return table(preparerFlags()) },
 	"commands":            func(string) (string, error) { return commands() },
@@ -31,8 +32,15 @@ var parts = map[string]func(root string) (string, error){
 	"metrics preparer":    func(string) (string, error) { return metrics("rcfarm_preparer_") },
 	"conditions":          conditions,
 	"alerts":              alerts,
+	"records":             records,
 	"states":              states,
 	"environment of pods": environment,
+	"features":            sure(features),
+}
+
+// sure makes a part of a text that cannot fail.
+func sure(text func() string) func(root string) (string, error) {
+	return func(string) (string, error) { return text(), nil }
 }
 
 var part = regexp.MustCompile(`(?s)<!-- make reference: ([a-z ]+) -->\n(.*?)<!-- end -->`)
@@ -59,7 +67,7 @@ func Pages(root string) (map[string]string, error) {
 	return pages, nil
 }
 
-// renew writes the parts of one page anew, and takes those that it found from missing.
+// renew writes the parts of one page anew, and deletes them from missing.
 func renew(root, page string, missing map[string]func(string) (string, error)) (string, error) {
 	var failed error
 	renewed := part.ReplaceAllStringFunc(page, func(old string) string {

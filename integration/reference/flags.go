@@ -14,7 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rcctl"
 )
 
-// bothFlags are those that farm and preparer share.
 func bothFlags() []cli.Flag {
 	var both []cli.Flag
 	others := namesOf(app.PreparerCommand(nil, nil).Flags)
@@ -42,10 +41,9 @@ func namesOf(flags []cli.Flag) []string {
 	return names
 }
 
-// said is the default that a flag's text tells, because it follows from something else.
+// said finds a default in a flag's help text, which has it if the flag has no fixed default.
 var said = regexp.MustCompile(`^(.*?) \(default: (.*)\)$`)
 
-// flag is a row of a table.
 type flag struct{ names, meaning, value, variables string }
 
 func rowOf(f cli.Flag) (flag, error) {
@@ -75,7 +73,7 @@ func defaultOf(f cli.Flag, shown cli.DocGenerationFlag) string {
 	text, value := shown.GetDefaultText(), shown.GetValue()
 	switch size, ok := f.(*cli.Int64Flag); {
 	case shown.TakesValue() && text != "" && text != value && text != strconv.Quote(value):
-		return text // what it says instead
+		return text // the text that replaces the value
 	case value == "":
 		return ""
 	case value == "false":
@@ -87,7 +85,7 @@ func defaultOf(f cli.Flag, shown cli.DocGenerationFlag) string {
 	}
 }
 
-// table is one of flags, those that help does not show left out. Where a flag of the same name in others has another default, it has both.
+// table leaves hidden flags out. If a flag in others has the same name and another default, the row has both.
 func table(flags []cli.Flag, others ...cli.Flag) (string, error) {
 	rows := [][]string{{"flag", "meaning", "default", "or the variable"}}
 	for _, f := range flags {
@@ -113,10 +111,10 @@ func table(flags []cli.Flag, others ...cli.Flag) (string, error) {
 	return markdown(rows), nil
 }
 
-// escape keeps text from being taken for a border of its cell, or for HTML.
+// escape keeps text from ending its cell or becoming HTML.
 var escape = strings.NewReplacer("|", `\|`, " <", ` \<`, ".<", `.\<`)
 
-// markdown is a table; the first row is its header. A last column without anything is left out.
+// The first row is the header.An empty last column is left out.
 func markdown(rows [][]string) string {
 	width := len(rows[0])
 	if !slices.ContainsFunc(rows[1:], func(row []string) bool { return row[width-1] != "" }) {
@@ -136,7 +134,6 @@ func markdown(rows [][]string) string {
 	return b.String()
 }
 
-// commands describes rcctl: what all of it has, then each command.
 func commands() (string, error) {
 	program := rcctl.App()
 	var b strings.Builder
@@ -179,14 +176,12 @@ func describe(b *strings.Builder, above string, all []*cli.Command) error {
 	return nil
 }
 
-// block is text as help shows it.
 func block(text string) string { return "```\n" + strings.TrimSpace(text) + "\n```\n" }
 
 func sentence(text string) string {
 	return strings.ToUpper(text[:1]) + text[1:] + "."
 }
 
-// exitCodes is the table of what exit codes mean, from 0 on.
 func exitCodes(meanings []string) (string, error) {
 	rows := [][]string{{"code", "meaning"}}
 	for code, meaning := range meanings {

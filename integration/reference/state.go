@@ -20,13 +20,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/farm/roll"
+	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/ownerless"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// metrics is the table of those whose names begin with a prefix.
 func metrics(prefix string) (string, error) {
 	reg := prometheus.NewPedanticRegistry()
 	app.ObstacleMetric(reg, "farm")
@@ -56,17 +57,28 @@ func metrics(prefix string) (string, error) {
 		for i, label := range labels {
 			labels[i] = "`" + label + "`: " + strings.Join(slices.Compact(values[label]), ", ")
 		}
-		rows = append(rows, []string{"`" + f.GetName() + "`", strings.ToLower(f.GetType().String()), strings.TrimSuffix(f.GetHelp(), "."), strings.Join(labels, "; ")})
+		rows = append(rows, []string{
+			"`" + f.GetName() + "`", strings.ToLower(f.GetType().String()),
+			strings.TrimSuffix(f.GetHelp(), "."), strings.Join(labels, "; "),
+		})
 	}
 	return markdown(rows), nil
 }
 
-// constant is one of the source, with its comment.
+func features() string {
+	rows := [][]string{{"feature", "since", "what it brings"}}
+	for _, f := range feature.Known {
+		rows = append(rows, []string{"`" + f.Name + "`", f.Since, f.What})
+	}
+	return markdown(rows)
+}
+
 type constant struct{ name, value, text string }
 
-// constants returns the constants with texts as values of one file, in the order of the file.
+// constants returns the constants of a file whose values are texts, in the file's order.
 func constants(parts ...string) ([]constant, error) {
-	parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(parts...), nil, parser.ParseComments|parser.SkipObjectResolution)
+	parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(parts...), nil,
+		parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +106,10 @@ func constants(parts ...string) ([]constant, error) {
 					if err != nil {
 						return nil, err
 					}
-					found = append(found, constant{name: name.Name, value: value, text: strings.Join(strings.Fields(comment.Text()), " ")})
+					found = append(found, constant{
+						name: name.Name, value: value,
+						text: strings.Join(strings.Fields(comment.Text()), " "),
+					})
 				}
 			}
 		}
@@ -102,8 +117,7 @@ func constants(parts ...string) ([]constant, error) {
 	return found, nil
 }
 
-// meanings returns what comments say of the conditions and alerts, "Name: what it means.", and their names in the
-// order of the source.
+// meanings returns the comments of the form "Name: meaning." about conditions and alerts, and the names in order.
 func meanings(root string) (names []string, texts map[string]string, err error) {
 	texts = map[string]string{}
 	all, err := constants(root, "pkg/rc/conditions.go")
@@ -120,7 +134,7 @@ func meanings(root string) (names []string, texts map[string]string, err error) 
 	return names, texts, err
 }
 
-// raised says after how long a condition or incident is told.
+// raised describes how long farms wait before they alert.
 func raised(name string) string {
 	for _, rule := range rc.Alerts {
 		switch {
@@ -138,7 +152,6 @@ func raised(name string) string {
 	return ""
 }
 
-// cure leads to the part of the runbook about a condition or an alert.
 func cure(name string) string { return "[what to do](../runbook.md#" + strings.ToLower(name) + ")" }
 
 func conditions(root string) (string, error) {
@@ -152,7 +165,7 @@ func conditions(root string) (string, error) {
 	return markdown(rows), err
 }
 
-// alerts are the incidents that no condition of the same name stands for.
+// alerts returns the table of incidents that are no condition.
 func alerts(root string) (string, error) {
 	_, texts, err := meanings(root)
 	rows := [][]string{{"alert", "meaning", "raised after", "see"}}
@@ -164,15 +177,39 @@ func alerts(root string) (string, error) {
 	return markdown(rows), err
 }
 
-// states is the order in which conditions give a controller its one word.
+func records(string) (string, error) {
+	rows := [][]string{{"record", "told as", "counted by", "what helps"}}
+	for _, k := range ownerless.Kinds {
+		if k.What == "" || k.Cure == "" {
+			return "", fmt.Errorf("nothing says what records of the kind %s are, or what helps", k.Name)
+		}
+		row := []string{k.What, "", "", k.Cure}
+		if k.Alert != "" {
+			row[1] = "`" + string(k.Alert) + "`"
+		}
+		if k.Key != "" {
+			row[1] += " (`" + k.Key + "<rc-id>`)"
+		}
+		if k.Metric != "" {
+			row[2] = "`rcfarm_farm_" + k.Metric + "`"
+		}
+		if k.Label != "" {
+			row[2] += ": " + k.Label
+		}
+		rows = append(rows, row)
+	}
+	return markdown(rows), nil
+}
+
 func states(root string) (string, error) {
 	_, _, err := meanings(root)
 	names := field.Each(inspect.Alarms, func(alarm rc.ConditionType) string { return "`" + string(alarm) + "`" })
-	return fmt.Sprintf("1. `%s`, `%s`, `%s`, `%s`;\n2. else the first of these conditions that is true: %s;\n3. else `%s` or `%s`.\n",
-		inspect.Deleting, inspect.Disabled, rc.Unclaimed, inspect.Pending, strings.Join(names, ", "), rc.Converged, inspect.Progressing), err
+	return fmt.Sprintf(
+		"1. `%s`, `%s`, `%s`, `%s`;\n2. else the first of these conditions that is true: %s;\n3. else `%s` or `%s`.\n",
+		inspect.Deleting, inspect.Disabled, rc.Unclaimed, inspect.Pending, strings.Join(names, ", "),
+		rc.Converged, inspect.Progressing), err
 }
 
-// environment is what the node gives to a pod's processes.
 func environment(root string) (string, error) {
 	all, err := constants(root, "pkg/preparer/install/environment.go")
 	rows := [][]string{{"variable", "what it is"}}

@@ -17,14 +17,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// What names the schemas. They are identifiers: nothing needs to be found there.
+// Identifiers of the schemas. Nothing needs to exist at these addresses.
 const (
 	ManifestID   = "urn:rcfarm:manifest:v1"
 	ControllerID = "urn:rcfarm:controller:v1"
 	ServiceID    = "urn:rcfarm:service:v1"
 )
 
-// Schemas returns the schemas as they should be, by the path of the file. root is the directory of the repository.
+// Schemas returns the schemas by the path of their files below root, the directory of the repository.
 func Schemas(root string) (map[string]string, error) {
 	docs := filepath.Join(root, "docs")
 	var pages [3]string
@@ -54,7 +54,7 @@ func ofManifests(manifests, _, _ string) (string, error) {
 	return m.encode(ManifestID, "rcfarm pod manifest", reflect.TypeFor[manifest.Manifest]())
 }
 
-// ofControllers has the fields that programs write into such documents, and that mean nothing there.
+// ofControllers also accepts the fields that programs write into such documents, although they have no meaning there.
 func ofControllers(manifests, controllers, _ string) (string, error) {
 	m := newMaker(false)
 	m.texts.read("", controllers)
@@ -88,9 +88,15 @@ func packageOf[T any]() string { return reflect.TypeFor[T]().PkgPath() }
 func controllerRules() map[string]node {
 	counts := node{"not": node{"const": rc.EachNode}}
 	return map[string]node{
-		"Spec": {"oneOf": []any{ // exactly one of both is given, or the nodes say how many
-			node{"required": []string{"replicas"}, "properties": node{"replicas": node{"type": "integer"}, "mode": counts}},
-			node{"required": []string{"replica_groups"}, "properties": node{"replica_groups": node{"minItems": 1}, "mode": counts}},
+		"Spec": {"oneOf": []any{ // exactly one of both, or the nodes decide the number
+			node{
+				"required":   []string{"replicas"},
+				"properties": node{"replicas": node{"type": "integer"}, "mode": counts},
+			},
+			node{
+				"required":   []string{"replica_groups"},
+				"properties": node{"replica_groups": node{"minItems": 1}, "mode": counts},
+			},
 			node{"required": []string{"mode"}, "properties": eachNodeRules()},
 		}},
 		"Spec.name":           nameRule(),
@@ -117,17 +123,17 @@ func controllerRules() map[string]node {
 	}
 }
 
-// eachNodeRules leave out what has no meaning where there is one pod on each node.
 func eachNodeRules() node {
 	none, empty := node{"type": "null"}, node{"const": ""}
 	return node{
-		"mode": node{"const": rc.EachNode}, "replicas": none, "replica_groups": node{"maxItems": 0}, "max_per_node": node{"const": 0},
-		"spread": empty, "affinity": node{"maxItems": 0}, "placing": empty, "max_surge": none, "strategy": node{"enum": []string{string(rc.Dynamic), ""}},
+		"mode": node{"const": rc.EachNode}, "replicas": none,
+		"replica_groups": node{"maxItems": 0}, "max_per_node": node{"const": 0},
+		"spread": empty, "affinity": node{"maxItems": 0}, "placing": empty, "max_surge": none,
+		"strategy":  node{"enum": []string{string(rc.Dynamic), ""}},
 		"node_loss": node{"properties": node{"action": empty, "after": none, "unmanaged_after": none}},
 	}
 }
 
-// spreadRule is a label alone, or with more.
 func spreadRule() node {
 	label := node{"type": "string"}
 	maps.Copy(label, labelKeyRule())
@@ -146,7 +152,7 @@ func serviceRules() map[string]node {
 		"PreDeploy.args":      {"maxItems": manifest.MaxArgs},
 		"PreDeploy.env":       {"maxProperties": manifest.MaxEnv},
 	}
-	for name, rule := range controllerRules() { // the fields that both have are alike
+	for name, rule := range controllerRules() { // both have the same rules for the fields that they share
 		if at, is := strings.CutPrefix(name, "Spec"); is {
 			rules["ServiceSpec"+at] = rule
 		}
@@ -158,9 +164,12 @@ func serviceRules() map[string]node {
 
 func updateRules() map[string]node {
 	return map[string]node{
-		"Knobs.strategy":         {"enum": rollout.StrategyNames()},
-		"Knobs.order":            {"enum": []string{rollout.StartFirst, rollout.StopFirst}},
-		"Knobs.on_timeout":       {"enum": []string{rollout.OnTimeoutRollback, rollout.OnTimeoutPause, rollout.OnTimeoutContinue}},
+		"Knobs.strategy": {"enum": rollout.StrategyNames()},
+		"Knobs.order":    {"enum": []string{rollout.StartFirst, rollout.StopFirst}},
+		"Knobs.on_timeout": {"enum": []string{
+			rollout.OnTimeoutRollback,
+			rollout.OnTimeoutPause, rollout.OnTimeoutContinue,
+		}},
 		"Knobs.step":             amount(1),
 		"Knobs.min_available":    count(),
 		"Knobs.revision_history": {"minimum": 0, "maximum": rollout.MaxRevisionHistory},
@@ -172,11 +181,13 @@ func updateRules() map[string]node {
 
 func count() node { return node{"minimum": 0, "maximum": rc.MaxReplicas} }
 
-// amount is a number of pods, or a share.
 func amount(least int) node {
 	share := `^0*(?:100|[0-9]{1,2})%$`
 	if least > 0 {
 		share = `^0*(?:100|[1-9][0-9]?)%$`
 	}
-	return node{"anyOf": []any{node{"type": "integer", "minimum": least, "maximum": rc.MaxReplicas}, node{"type": "string", "pattern": share}}}
+	return node{"anyOf": []any{
+		node{"type": "integer", "minimum": least, "maximum": rc.MaxReplicas},
+		node{"type": "string", "pattern": share},
+	}}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// newMaker makes the schema of documents that hold a manifest. unpinned: an archive may do without its digest.
+// newMaker makes the schema of manifests. If unpinned is true, an archive needs no digest.
 func newMaker(unpinned bool) *maker {
 	fields := maps.Clone(constraints)
 	if unpinned {
@@ -19,14 +19,17 @@ func newMaker(unpinned bool) *maker {
 		rules: map[string]map[string]node{packageOf[manifest.Manifest](): fields},
 		types: map[reflect.Type]node{
 			reflect.TypeFor[manifest.Millicores](): quantity, reflect.TypeFor[manifest.Bytes](): quantity,
-			reflect.TypeFor[manifest.Config](): {"type": "object", "additionalProperties": node{"$ref": "#/$defs/tree"}},
+			reflect.TypeFor[manifest.Config](): {
+				"type":                 "object",
+				"additionalProperties": node{"$ref": "#/$defs/tree"},
+			},
 		},
 		defs: node{"tree": treeSchema()}, texts: texts{},
 	}
 }
 
-// constraints are the rules of the schema that no Go type says, by the name of a struct and of its field in JSON. Those
-// under a struct alone are about fields that go with each other.
+// constraints has the rules that do not follow from Go types, by struct and JSON name. Rules under a struct alone are
+// about fields that depend on each other.
 var constraints = map[string]node{
 	"Manifest.version":     {"const": manifest.Version},
 	"Manifest.id":          nameRule(),
@@ -36,11 +39,14 @@ var constraints = map[string]node{
 	"Manifest.volumes":     {"maxItems": manifest.MaxVolumes},
 	"Manifest.labels":      labelRule(),
 
-	"Launchable":             {"if": isExec(), "then": empty("command")},
-	"Launchable.name":        nameRule(),
-	"Launchable.command":     of(manifest.InnerPath),
-	"Launchable.args":        textList(),
-	"Launchable.env":         {"maxProperties": manifest.MaxEnv, "propertyNames": of(manifest.EnvName), "additionalProperties": text()},
+	"Launchable":         {"if": isExec(), "then": empty("command")},
+	"Launchable.name":    nameRule(),
+	"Launchable.command": of(manifest.InnerPath),
+	"Launchable.args":    textList(),
+	"Launchable.env": {
+		"maxProperties": manifest.MaxEnv,
+		"propertyNames": of(manifest.EnvName), "additionalProperties": text(),
+	},
 	"Launchable.user":        of(manifest.UserName),
 	"Launchable.work_dir":    of(manifest.WorkPath),
 	"Launchable.stop_signal": {"enum": manifest.StopSignals},
@@ -51,7 +57,10 @@ var constraints = map[string]node{
 	"Artifact.sha256": of(manifest.HexDigest),
 	"Artifact.path":   of(manifest.AbsolutePath),
 
-	"Restart.policy": {"enum": []string{string(manifest.RestartAlways), string(manifest.RestartOnFailure), string(manifest.RestartNever)}},
+	"Restart.policy": {"enum": []string{
+		string(manifest.RestartAlways),
+		string(manifest.RestartOnFailure), string(manifest.RestartNever),
+	}},
 
 	"Resources.cpu":    {"minimum": 0, "maximum": manifest.MaxCPU},
 	"Resources.memory": {"minimum": 0, "maximum": manifest.MaxMemory},
@@ -80,7 +89,10 @@ var constraints = map[string]node{
 
 	"Service.name": nameRule(),
 	"Service.port": nameRule(),
-	"Service.tags": {"maxItems": manifest.MaxTags, "items": node{"type": "string", "pattern": manifest.ServiceTag.String()}},
+	"Service.tags": {
+		"maxItems": manifest.MaxTags,
+		"items":    node{"type": "string", "pattern": manifest.ServiceTag.String()},
+	},
 	"Service.meta": {
 		"maxProperties": manifest.MaxMeta, "propertyNames": of(manifest.MetaKey),
 		"additionalProperties": node{"type": "string", "pattern": manifest.MetaValue.String()},
@@ -93,7 +105,6 @@ func of(p manifest.Pattern) node {
 	return node{"pattern": p.String(), "maxLength": manifest.MaxTextBytes}
 }
 
-// nameRule is a name.
 func nameRule() node { return node{"pattern": field.NamePattern, "maxLength": field.MaxName} }
 
 func text() node {
@@ -103,28 +114,24 @@ func textList() node { return node{"maxItems": manifest.MaxArgs, "items": text()
 func filled() node   { return node{"minLength": 1} }
 func none() node     { return node{"maxLength": 0} }
 
-// given says that a part is there.
 func given(name string) node {
 	return node{"required": []string{name}, "properties": node{name: node{"type": "object"}}}
 }
 
-// empty says that a text is not there.
 func empty(name string) node { return node{"properties": node{name: none()}} }
 
-// isExec holds for a launchable whose artifact is a program of the node.
 func isExec() node {
 	return node{"properties": node{"artifact": node{"properties": node{"kind": node{"const": manifest.ArtifactExec}}}}}
 }
 
-// labelPart is the last part of a label's key, and its value.
 const labelPart = `[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`
 
-// labelKeyRule is a label's key in Kubernetes' syntax.
+// labelKeyRule is the rule for a label's key, in Kubernetes' syntax.
 func labelKeyRule() node {
 	return node{"pattern": `^(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?` + labelPart + `$`}
 }
 
-// labelRule is Kubernetes' syntax of labels. Reserved keys are not allowed.
+// labelRule is the rule for labels, without the reserved keys.
 func labelRule(reserved ...string) node {
 	key := labelKeyRule()
 	if len(reserved) > 0 {
@@ -136,23 +143,26 @@ func labelRule(reserved ...string) node {
 	}
 }
 
-// artifact says what goes with which kind; of an archive these fields are required.
+// artifact requires the fields of each kind of artifact, and of an archive also the required ones.
 func artifact(required ...string) node {
 	archive := node{"path": none()}
 	for _, name := range required {
 		archive[name] = filled()
 	}
 	return node{
-		"if":   node{"properties": node{"kind": node{"const": manifest.ArtifactExec}}},
-		"then": node{"required": []string{"path"}, "properties": node{"path": filled(), "url": none(), "sha256": none()}},
+		"if": node{"properties": node{"kind": node{"const": manifest.ArtifactExec}}},
+		"then": node{
+			"required":   []string{"path"},
+			"properties": node{"path": filled(), "url": none(), "sha256": none()},
+		},
 		"else": node{"required": required, "properties": archive},
 	}
 }
 
-// quantityText is what resource.ParseQuantity reads.
+// quantityText matches what resource.ParseQuantity reads.
 const quantityText = `^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$`
 
-// treeSchema is any value of the configuration below its top.
+// treeSchema matches any value below the top of the configuration.
 func treeSchema() node {
 	self := node{"$ref": "#/$defs/tree"}
 	return node{"anyOf": []any{
@@ -161,7 +171,10 @@ func treeSchema() node {
 		node{"type": "object", "additionalProperties": self, "not": node{"required": []string{manifest.FileKey}}},
 		node{
 			"type": "object", "required": []string{manifest.FileKey}, "additionalProperties": false,
-			"properties": node{manifest.FileKey: node{"type": "string", "pattern": manifest.AbsolutePath.String(), "maxLength": manifest.MaxTextBytes}},
+			"properties": node{manifest.FileKey: node{
+				"type": "string", "pattern": manifest.AbsolutePath.String(),
+				"maxLength": manifest.MaxTextBytes,
+			}},
 		},
 	}}
 }

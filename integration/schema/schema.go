@@ -11,24 +11,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// node is a JSON Schema, or a part of one.
 type node = map[string]any
 
-// maker makes the schema of one kind of documents.
 type maker struct {
 	rules map[string]map[string]node // by the path of a package, then by struct and field, or struct alone
-	types map[reflect.Type]node      // of types that are written in a way of their own
+	types map[reflect.Type]node      // of types that have their own form in JSON
 	texts texts
 	defs  node
-	names map[reflect.Type]string   // of those that are defined
+	names map[reflect.Type]string   // of the types that are defined already
 	more  map[reflect.Type][]string // fields that a type does not have, and that are ignored
 }
 
-// encode returns the schema of documents of a type.
 func (m *maker) encode(id, title string, t reflect.Type) (string, error) {
 	m.names = map[reflect.Type]string{}
 	top := m.define(t, "")
-	doc := node{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": id, "title": title, "$ref": top["$ref"], "$defs": m.defs}
+	doc := node{
+		"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": id, "title": title,
+		"$ref": top["$ref"], "$defs": m.defs,
+	}
 	data, err := json.MarshalIndent(doc, "", "  ")
 	if err != nil {
 		return "", err
@@ -36,14 +36,14 @@ func (m *maker) encode(id, title string, t reflect.Type) (string, error) {
 	return string(data) + "\n", nil
 }
 
-// define returns a reference to the schema of a struct, and puts it and those of its fields into the definitions. at is where it stands
-// first; what its fields are is said there.
+// define adds the schema of a struct to the definitions, and returns a reference. at is the struct's first place in the
+// document, where the descriptions of its fields are looked up.
 func (m *maker) define(t reflect.Type, at string) node {
 	if name, is := m.names[t]; is {
 		return node{"$ref": "#/$defs/" + name}
 	}
 	name := strings.ToLower(t.Name())
-	if m.defs[name] != nil { // two packages have a type of that name
+	if m.defs[name] != nil { // two packages have a type with this name
 		name = path.Base(t.PkgPath()) + "." + name
 	}
 	m.names[t] = name
@@ -76,7 +76,6 @@ func (m *maker) define(t reflect.Type, at string) node {
 	return node{"$ref": "#/$defs/" + name}
 }
 
-// typeSchema returns what a Go type alone says.
 func (m *maker) typeSchema(t reflect.Type, at string) node {
 	if own := m.types[t]; own != nil {
 		return maps.Clone(own)
@@ -102,7 +101,7 @@ func (m *maker) typeSchema(t reflect.Type, at string) node {
 	}
 }
 
-// optional lets a field be absent in the ways that people write: null for a part, an empty text for a text.
+// optional also accepts a null object and an empty text, with which people write that a field is absent.
 func optional(s node, t reflect.Type) node {
 	if t.Kind() == reflect.Pointer {
 		return node{"anyOf": []any{s, node{"type": "null"}}}
@@ -119,5 +118,5 @@ func optional(s node, t reflect.Type) node {
 	return s
 }
 
-// durationText is what field.Duration reads.
+// durationText matches what field.Duration reads.
 const durationText = `^\+?(?:0|(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)$`

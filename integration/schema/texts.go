@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// texts say what fields are, by their path from the top of a document: launchables[].restart.policy. A * stands for any one name.
+// texts has the descriptions of fields, by their path, such as launchables[].restart.policy. A * stands for any one
+// name.
 type texts map[string]string
 
-// of returns what a field is, "" where nothing says so.
 func (t texts) of(at string) string {
 	if text := t[at]; text != "" {
 		return text
@@ -34,8 +34,7 @@ var (
 	links = regexp.MustCompile(`\[([^\]]+)\]\([^)]*\)`)
 )
 
-// read takes the tables of a document in Markdown whose first column is "field". Where a cell is empty it is the one above it. before
-// stands in front of each path.
+// read reads the tables of a page whose first column is "field". An empty cell has the text of the cell above it.
 func (t texts) read(before, markdown string) {
 	var header []string
 	above := ""
@@ -57,14 +56,13 @@ func (t texts) read(before, markdown string) {
 	}
 }
 
-// ofGroups adds those of what replica groups have as manifests and controllers have it.
+// ofGroups copies the descriptions that groups share with manifests and controllers.
 func (t texts) ofGroups() {
 	t.copy("pod.launchables[].resources", "replica_groups[].resources")
 	t.copy("spread", "replica_groups[].spread")
 	t.copy("affinity[]", "replica_groups[].affinity[]")
 }
 
-// copy gives the fields below one path the texts of those below another.
 func (t texts) copy(from, to string) {
 	for at, text := range maps.Clone(t) {
 		if rest, below := strings.CutPrefix(at, from+"."); below {
@@ -73,7 +71,7 @@ func (t texts) copy(from, to string) {
 	}
 }
 
-// cellsOf returns the cells of a row of a table, nil for any other line.
+// cellsOf returns nil if a line is no row of a table.
 func cellsOf(line string) []string {
 	line = strings.TrimSpace(line)
 	if len(line) < 2 || line[0] != '|' || line[len(line)-1] != '|' {
@@ -86,7 +84,6 @@ func cellsOf(line string) []string {
 	return cells
 }
 
-// describe puts together what a row says of a field.
 func describe(header, cells []string) string {
 	var meaning, otherwise string
 	for i, cell := range cells {
@@ -101,14 +98,14 @@ func describe(header, cells []string) string {
 	switch {
 	case meaning == "" || otherwise == "":
 		return meaning
-	case strings.HasPrefix(otherwise, "for "): // nothing is said of others
+	case strings.HasPrefix(otherwise, "for "): // the field has no meaning for others
 		return meaning + ", " + otherwise
 	default:
 		return meaning + ". Default: " + otherwise
 	}
 }
 
-// section returns what stands in a document below a heading, without what is below further headings.
+// section returns the text below a heading, up to the next heading.
 func section(markdown, heading string) string {
 	_, text, _ := strings.Cut(markdown, "\n"+heading+"\n")
 	text, _, _ = strings.Cut(text, "\n#")

@@ -2,14 +2,14 @@ package simnode
 
 import "github.com/rcfarm/rcfarm/pkg/store"
 
-// saw notes a cluster epoch. They sort by the time of their making.
+// saw notes an epoch of the cluster. Epochs sort by the time when they were made.
 func (n *Node) saw(epoch string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.newest = max(n.newest, epoch)
 }
 
-// wentBack notes that the store went back in time, which the node's record tells the farms: they may have missed it.
+// wentBack records that the store went back in time. The node's record shows it, because farms may have missed it.
 func (n *Node) wentBack() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -17,7 +17,7 @@ func (n *Node) wentBack() error {
 	return store.ErrWentBack
 }
 
-// wentBackSince returns when the store was seen to go back, "" if a farm has answered that with a newer epoch.
+// wentBackSince returns wentBackAt, or "" if the store has not gone back, or if a farm has renewed the epoch since.
 func (n *Node) wentBackSince(epoch string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()

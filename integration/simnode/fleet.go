@@ -21,38 +21,36 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// fleetGroups is how many standing queries a fleet has for the intents of all its nodes, unless it says something else.
 const fleetGroups = 16
 
-// Fleet is thousands of simulated nodes that share one client, one session and a few standing queries, so that the machine
-// that measures a farm is not busy with the nodes. What the farm sees is the same as from real ones: locked records, and
-// for each intent a reality under the node's lock together with the controller's bell. A fleet forgets what it runs when
-// its session ends and lists no orphans; a Node does neither.
+// Fleet is thousands of simulated nodes that share one client, one session and a few standing queries, so that the
+// nodes do not load the machine that measures a farm. The farm sees the same records as from real nodes: locked node
+// records, and for each intent a reality, written under the node's lock together with the controller's bell.
+//
+// When its session ends, a Fleet forgets which pods it runs. Unlike a Node, it lists no orphans.
 type Fleet struct {
 	Name   string // of no other fleet with this prefix in Consul
 	Size   int
 	Client *consul.Client
 	Store  *store.Store
 	TTL    time.Duration
-	// Groups is how many standing queries it has for the intents of all its nodes; 16. A change is seen in a list of the
-	// intents of its group: where one change is measured among many pods, it should not be much longer than a node's own.
+	// Groups is how many standing queries serve the nodes' intents; 0: 16. After each change, the fleet reads all
+	// intents of the group, so measurements of one change need small groups.
 	Groups int
-	// StartTime is how long a pod takes from its intent to being available, and from being told to stop to having stopped.
+	// StartTime is how long a pod takes to become available, or to stop, after its intent.
 	StartTime time.Duration
-	// Loops says which pods crash again and again: every LoopEvery each of them fails, starts or becomes available for a while.
-	// nil: none.
+	// Loops reports which pods crash again and again: every LoopEvery, each of them fails, starts, or becomes available
+	// for a while. nil: no pod does.
 	Loops     func(pod.Identity) bool
 	LoopEvery time.Duration
-	// CrashLooping: these pods do not come up again. Once available, each is crash-looping, and reports one restart more
-	// every LoopEvery; the nodes of a group report together, one group after the other.
+	// CrashLooping: the pods of Loops are available only once. After that they report one more restart every LoopEvery.
+	// The nodes of a group report together, one group after the other.
 	CrashLooping bool
-	// Prepare may change a node's record before it is written; nil changes nothing.
-	Prepare func(i int, record *node.Node)
-	// Told has farms tell each node of its intents, in place of standing queries; Groups is Size then. nil: they watch.
-	Told *Told
-	// OnIntent is told of each intent of a node that is new to it, before anything is done about it; nil: nobody is.
+	Prepare      func(i int, record *node.Node)
+	// Told makes farms push to each node, in place of standing queries. Groups must then be Size.
+	Told     *Told
 	OnIntent func(node string, in pod.Intent)
-	// OnReady is called once every record is written and locked, in each tenure.
+	// OnReady is called in each session, after every record is written and locked.
 	OnReady func()
 }
 
@@ -81,9 +79,8 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return besides(ctx, doors, func(ctx context.Context) error { return f.sessions(ctx, doors) })
 }
 
-// sessions simulates the nodes, in one session after the other.
 func (f *Fleet) sessions(ctx context.Context, doors []*door) error {
-	// As a kind of its own it is no preparer in the catalog, where each would have to be the service of one node.
+	// The kind is not "preparer", because in the catalog each preparer is the service of exactly one node.
 	cfg := consul.SessionConfig{Kind: "fleet", Name: f.Name, TTL: f.TTL, Journal: &Journal{}}
 	return f.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 		t := &fleetSession{Fleet: f, session: s, doors: doors}
@@ -101,45 +98,42 @@ func (f *Fleet) sessions(ctx context.Context, doors []*door) error {
 	})
 }
 
-// fleetSession is one session of a fleet.
 type fleetSession struct {
 	*Fleet
 	session *consul.Session
-	doors   []*door // of each node; none: they watch
+	doors   []*door // one for each node; nil: the nodes watch their intents
 }
 
-// acquire locks every record and writes it with the epoch, and makes the marker of each node's intents.
-func (t *fleetSession) acquire(ctx context.Context, epoch string) error {
-	keys := t.Store.Keys()
+func (f *fleetSession) acquire(ctx context.Context, epoch string) error {
+	keys := f.Store.Keys()
 	var ops []consul.Op
-	for i := range t.Size {
+	for i := range f.Size {
 		record := node.Node{
-			Name: t.NodeName(i), Capacity: node.Capacity{Slots: 100}, Address: "127.0.0.1",
-			ConsulNode: t.session.ConsulNode, Incarnation: t.session.Incarnation, Epoch: epoch,
+			Name: f.NodeName(i), Capacity: node.Capacity{Slots: 100}, Address: "127.0.0.1",
+			ConsulNode: f.session.ConsulNode, Incarnation: f.session.Incarnation, Epoch: epoch,
 			OrphanPages: &node.OrphanPages{},
 		}
-		if t.Prepare != nil {
-			t.Prepare(i, &record)
+		if f.Prepare != nil {
+			f.Prepare(i, &record)
 		}
-		if t.doors != nil {
-			t.doors[i].say(&record)
-			t.doors[i].renew(epoch)
+		if f.doors != nil {
+			f.doors[i].say(&record)
+			f.doors[i].renew(epoch)
 		}
 		value, err := json.Marshal(record)
 		if err != nil {
 			return err
 		}
 		ops = append(ops,
-			consul.Lock(keys.Nodes.Key(record.Name), value, t.session.Releasing),
+			consul.Lock(keys.Nodes.Key(record.Name), value, f.session.Releasing),
 			consul.Set(keys.Intents.Below(record.Name), nil))
 	}
-	return CommitAll(ctx, t.Client, slices.Collect(slices.Chunk(ops, consul.MaxTxnOps)))
+	return CommitAll(ctx, f.Client, slices.Collect(slices.Chunk(ops, consul.MaxTxnOps)))
 }
 
-// commitsAtOnce is how many transactions are in flight when many are to be written.
 const commitsAtOnce = 4
 
-// CommitAll carries out transactions, a few at once and in no order.
+// CommitAll carries out transactions, a few at once and in any order.
 func CommitAll(ctx context.Context, c *consul.Client, txns [][]consul.Op) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(commitsAtOnce)
@@ -152,36 +146,37 @@ func CommitAll(ctx context.Context, c *consul.Client, txns [][]consul.Op) error 
 	return group.Wait()
 }
 
-// serve follows the cluster's epoch and the intents.
-func (t *fleetSession) serve(ctx context.Context, epoch string) error {
+func (f *fleetSession) serve(ctx context.Context, epoch string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	ignore := func(error) {}
 	group.Go(func() error {
-		return t.Store.WatchSchema(ctx, ignore, func(s store.Seen[store.Schema]) error {
+		return f.Store.WatchSchema(ctx, ignore, func(s store.Seen[store.Schema]) error {
 			if len(s.Recs) == 0 || s.Recs[0].Value.Epoch == epoch {
 				return nil
 			}
 			epoch = s.Recs[0].Value.Epoch
-			return t.acquire(ctx, epoch)
+			return f.acquire(ctx, epoch)
 		})
 	})
-	for g := range t.groups() {
-		prefix := fmt.Sprintf("%s%s-%x-", t.intents(), t.Name, g)
+	for g := range f.groups() {
+		prefix := fmt.Sprintf("%s%s-%x-", f.intents(), f.Name, g)
 		nodes := &fleetGroup{
-			fleetSession: t, seen: map[string]uint64{}, applied: map[string]int64{}, written: map[string]pod.Reality{}, drops: map[string]int64{},
+			fleetSession: f, seen: map[string]uint64{}, applied: map[string]int64{},
+			written: map[string]pod.Reality{}, drops: map[string]int64{},
 		}
 		group.Go(func() error {
-			if t.doors != nil {
-				return nodes.pull(ctx, t.doors[g], prefix)
+			if f.doors != nil {
+				return nodes.pull(ctx, f.doors[g], prefix)
 			}
-			return t.Client.WatchPrefix(ctx, prefix, consul.WatchOptions{OnError: ignore}, func(s consul.Snapshot) error {
-				return nodes.accept(ctx, s.Pairs, func() {})
-			})
+			return f.Client.WatchPrefix(ctx, prefix,
+				consul.WatchOptions{OnError: ignore}, func(s consul.Snapshot) error {
+					return nodes.accept(ctx, s.Pairs, func() {})
+				})
 		})
-		if t.Loops != nil {
-			first := t.LoopEvery
-			if t.CrashLooping {
-				first = t.LoopEvery * time.Duration(g) / time.Duration(t.groups())
+		if f.Loops != nil {
+			first := f.LoopEvery
+			if f.CrashLooping {
+				first = f.LoopEvery * time.Duration(g) / time.Duration(f.groups())
 			}
 			group.Go(func() error { return nodes.loop(ctx, first) })
 		}
@@ -189,89 +184,87 @@ func (t *fleetSession) serve(ctx context.Context, epoch string) error {
 	return group.Wait()
 }
 
-// fleetGroup is the part of a fleet that one standing query serves.
 type fleetGroup struct {
 	*fleetSession
 	seen    map[string]uint64 // modify index of each intent, by key
-	applied map[string]int64  // revision, by the intent's key
+	applied map[string]int64  // applied revision, by the intent's key
 
-	mu      sync.Mutex             // guards what follows, and the realities in Consul
+	mu      sync.Mutex             // guards the next two fields, and the realities in Consul
 	written map[string]pod.Reality // as they are in Consul, by the intent's key
-	drops   map[string]int64       // counted, by key
+	drops   map[string]int64       // number of drops, by the counter's key
 }
 
-// pull reads the intents of a group of one node whenever its door says so.
-func (g *fleetGroup) pull(ctx context.Context, d *door, prefix string) error {
+func (f *fleetGroup) pull(ctx context.Context, d *door, prefix string) error {
 	return d.follow(ctx, func(reading context.Context) error {
-		return g.Client.WatchPrefix(reading, prefix, consul.WatchOptions{OnError: d.inbox.Failed, Next: d.inbox.Next}, func(s consul.Snapshot) error {
-			return g.accept(ctx, s.Pairs, func() { d.inbox.Read(s.Index) })
-		})
+		return f.Client.WatchPrefix(reading, prefix, consul.WatchOptions{OnError: d.inbox.Failed, Next: d.inbox.Next},
+			func(s consul.Snapshot) error {
+				return f.accept(ctx, s.Pairs, func() { d.inbox.Read(s.Index) })
+			})
 	})
 }
 
-// accept carries out what changed. Meanwhile nothing is watched, so that a burst of intents is read in two lists. It calls informed when it
-// knows what is to be done.
-func (g *fleetGroup) accept(ctx context.Context, pairs []consul.Pair, informed func()) error {
+// accept carries out the intents that changed, and calls informed after it has read them. The watch waits until accept
+// returns, so a burst of intents is read in two lists.
+func (f *fleetGroup) accept(ctx context.Context, pairs []consul.Pair, informed func()) error {
 	var news []fleetReport
 	now := make(map[string]uint64, len(pairs))
 	for _, p := range pairs {
 		now[p.Key] = p.ModifyIndex
-		if g.seen[p.Key] == p.ModifyIndex || strings.HasSuffix(p.Key, "/") {
+		if f.seen[p.Key] == p.ModifyIndex || strings.HasSuffix(p.Key, "/") {
 			continue
 		}
 		var in pod.Intent
-		if err := json.Unmarshal(p.Value, &in); err != nil || in.Revision <= g.applied[p.Key] {
+		if err := json.Unmarshal(p.Value, &in); err != nil || in.Revision <= f.applied[p.Key] {
 			continue // a real preparer ignores both too
 		}
-		g.applied[p.Key] = in.Revision
+		f.applied[p.Key] = in.Revision
 		r := Obey(in)
-		r.Node, _, _ = strings.Cut(strings.TrimPrefix(p.Key, g.intents()), "/")
+		r.Node, _, _ = strings.Cut(strings.TrimPrefix(p.Key, f.intents()), "/")
 		news = append(news, fleetReport{p.Key, r})
-		if g.OnIntent != nil {
-			g.OnIntent(r.Node, in)
+		if f.OnIntent != nil {
+			f.OnIntent(r.Node, in)
 		}
 	}
 	informed()
 	var gone []string
-	for key := range g.seen {
+	for key := range f.seen {
 		if now[key] == 0 {
 			gone = append(gone, key)
 		}
 	}
-	g.seen = now
+	f.seen = now
 	if len(news)+len(gone) == 0 {
 		return nil
 	}
-	if err := wait.Pause(ctx, g.StartTime); err != nil {
+	if err := wait.Pause(ctx, f.StartTime); err != nil {
 		return err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.report(ctx, news, gone)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.report(ctx, news, gone)
 }
 
-// loop moves the pods that crash again and again on, for the first time after a while, until ctx ends.
-func (g *fleetGroup) loop(ctx context.Context, first time.Duration) error {
-	for next := first; ; next = g.LoopEvery {
+func (f *fleetGroup) loop(ctx context.Context, first time.Duration) error {
+	for next := first; ; next = f.LoopEvery {
 		if err := wait.Pause(ctx, next); err != nil {
 			return err
 		}
-		if err := g.crash(ctx); err != nil {
+		if err := f.crash(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-func (g *fleetGroup) crash(ctx context.Context) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (f *fleetGroup) crash(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	var news []fleetReport
-	for key, r := range g.written {
-		if !g.Loops(r.Identity) {
+	for key, r := range f.written {
+		if !f.Loops(r.Identity) {
 			continue
 		}
 		switch r.Available = false; {
-		case g.CrashLooping && (r.State == pod.StateReady || r.State == pod.StateCrashLooping):
+		case f.CrashLooping && (r.State == pod.StateReady || r.State == pod.StateCrashLooping):
 			r.State, r.Hopeless, r.Restarts = pod.StateCrashLooping, true, max(pod.CrashLoop, r.Restarts+1)
 			r.LastExit = &pod.Exit{Launchable: "main", Code: 1, At: time.Now().UTC()}
 		case r.State == pod.StateReady:
@@ -285,34 +278,32 @@ func (g *fleetGroup) crash(ctx context.Context) error {
 		}
 		news = append(news, fleetReport{key, r})
 	}
-	return g.report(ctx, news, nil)
+	return f.report(ctx, news, nil)
 }
 
-// fleetReport is what becomes of an intent, by its key.
 type fleetReport struct {
 	key string
 	pod.Reality
 }
 
-// intents is the prefix of the intents of all nodes.
-func (t *fleetSession) intents() string {
-	return t.Store.Keys().Intents.Key()
+func (f *fleetSession) intents() string {
+	return f.Store.Keys().Intents.Key()
 }
 
-// report writes realities, each under its node's lock and with its controller's bell, and removes those whose intent is
-// gone. Many share a transaction. Drops are counted as by a real preparer, but that a pod was told to stop is taken for granted.
-// Transactions land in any order, so that each of them that has a drop says what is counted with all of them.
-func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []string) error {
-	keys := g.Store.Keys()
+// report writes realities, each under its node's lock and with its controller's bell, and deletes those without an
+// intent. Unlike a preparer, it assumes that every stop was ordered. Transactions land in any order, so each
+// transaction with a drop writes the total count.
+func (f *fleetGroup) report(ctx context.Context, news []fleetReport, gone []string) error {
+	keys := f.Store.Keys()
 	slices.SortFunc(news, func(a, b fleetReport) int { return a.Identity.Compare(b.Identity) })
-	counters := map[string]string{} // of the drops among the news, by the intent's key
+	counters := map[string]string{} // keys of the counters of drops among the news, by the intent's key
 	for i := range news {
 		r := &news[i]
-		if was := g.written[r.key]; was.Drops(&r.Reality) && r.State != pod.StateStopped {
+		if was := f.written[r.key]; was.Drops(&r.Reality) && r.State != pod.StateStopped {
 			counters[r.key] = keys.Drops.Key(r.RCID, r.Node)
-			g.drops[counters[r.key]]++
+			f.drops[counters[r.key]]++
 		}
-		g.written[r.key] = r.Reality
+		f.written[r.key] = r.Reality
 	}
 	var txns [][]consul.Op
 	ops := []consul.Op{}
@@ -339,24 +330,24 @@ func (g *fleetGroup) report(ctx context.Context, news []fleetReport, gone []stri
 		if err != nil {
 			return err
 		}
-		once(consul.CheckSession(keys.Nodes.Key(r.Node), g.session.Releasing))
+		once(consul.CheckSession(keys.Nodes.Key(r.Node), f.session.Releasing))
 		ops = append(ops, consul.Set(keys.Realities.Key(r.Node, r.Identity.String()), value))
 		once(consul.Set(keys.Bells.Key(r.RCID), []byte(store.NewID())))
 		if counter := counters[r.key]; counter != "" {
 			once(consul.Set(keys.Drops.Key(r.RCID), []byte(store.NewID())))
-			once(consul.Set(counter, strconv.AppendInt(nil, g.drops[counter], 10)))
+			once(consul.Set(counter, strconv.AppendInt(nil, f.drops[counter], 10)))
 		}
 	}
 	for _, key := range gone {
 		if len(ops)+1 > consul.MaxTxnOps {
 			flush()
 		}
-		delete(g.applied, key)
-		delete(g.written, key)
-		ops = append(ops, consul.Delete(keys.Realities.Key()+strings.TrimPrefix(key, g.intents())))
+		delete(f.applied, key)
+		delete(f.written, key)
+		ops = append(ops, consul.Delete(keys.Realities.Key()+strings.TrimPrefix(key, f.intents())))
 	}
 	flush()
-	err := CommitAll(ctx, g.Client, txns)
+	err := CommitAll(ctx, f.Client, txns)
 	if errors.Is(err, consul.ErrRefused) {
 		return errors.Join(consul.ErrLost, err)
 	}

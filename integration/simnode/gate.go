@@ -7,10 +7,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// lookAtGate is how often a node looks at the version gate, while that allows less than it knows.
+// lookAtGate is how often a node looks at the version gate.
 const lookAtGate = 5 * time.Second
 
-// followGate writes the record again when the gate has moved, as a preparer does: something may have been left out of it.
+// followGate writes the node's record again when the version gate has moved, as a preparer does, because the record may
+// have lacked fields.
 func (t *session) followGate(ctx context.Context, known string) error {
 	for {
 		if err := wait.Pause(ctx, lookAtGate); err != nil {

@@ -2,7 +2,7 @@ package simnode
 
 import "sync"
 
-// Journal is a consul.Journal for processes that end together with everything that they registered.
+// Journal is a consul.Journal in memory.
 type Journal struct {
 	mu   sync.Mutex
 	list []string

@@ -1,5 +1,5 @@
-// Package simnode is a preparer that runs nothing: it holds a node's record over a real Consul connection and confirms
-// intents as a real one would. Tests and benchmarks of the farm use it where processes would only cost time.
+// Package simnode simulates a preparer that runs no processes. It holds a node's lock in a real Consul, and confirms
+// intents as a real preparer does.
 package simnode
 
 import (
@@ -27,37 +27,39 @@ type Node struct {
 	TTL    time.Duration
 	// React turns an intent into what the node reports; nil means Obey.
 	React func(pod.Intent) pod.Reality
-	// Takes says what a pod with a manifest takes of its node, which real preparers know from the manifest; nil: nothing.
+	// Takes returns the share of the node that a pod of a manifest takes.
 	Takes func(digest string) manifest.Resources
-	// StopsAfter says for how long a pod with a manifest runs on without contact, as disconnect.stop_after has it; false or nil: for ever.
-	// Supervise sees to that, and OnStopped is told of each pod that it has stopped, and since when the node has been without contact.
+	// StopsAfter is like disconnect.stop_after of a pod's manifest: how long the pod runs without contact to Consul;
+	// false or nil: for ever. Supervise calls OnStopped with the time when the node lost contact.
 	StopsAfter func(digest string) (time.Duration, bool)
 	OnStopped  func(in pod.Intent, silent time.Time)
-	// Told has farms tell the node of its intents, in place of a standing query; nil: it watches.
+	// Told makes farms push to the node, in place of a standing query. nil: the node watches its intents.
 	Told *Told
 
 	mu      sync.Mutex
-	runs    map[pod.Identity]pod.Intent  // accepted, running or stopped
-	done    map[pod.Identity]pod.Reality // what came of it
+	runs    map[pod.Identity]pod.Intent  // the accepted intents, to run or to stop
+	done    map[pod.Identity]pod.Reality // the reality of each accepted intent
 	journal *Journal
-	amended chan struct{}         // something in done changed by itself
-	held    map[pod.Identity]bool // runs has it, but it has been stopped by itself since
-	silent  time.Time             // since when the node is without contact; the zero value while it is not
-	// newest is the newest epoch ever seen, wentBackAt the newest when the store was last seen to go back in time.
+	amended chan struct{}         // Change has changed something in done
+	held    map[pod.Identity]bool // pods in runs that do not run: stopped by Supervise, or not started by act
+	silent  time.Time             // when the node lost contact; zero while it is in contact
+	// newest is the newest epoch ever seen. wentBackAt is its value when the node last saw the store go back.
 	newest, wentBackAt string
 }
 
 // Obey reports a running pod as ready and a stopped one as stopped, at once.
 func Obey(in pod.Intent) pod.Reality {
-	r := pod.Reality{Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateReady, Available: true, Standby: in.Standby}
+	r := pod.Reality{
+		Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateReady,
+		Available: true, Standby: in.Standby,
+	}
 	if in.State == pod.Stopped {
 		r.State, r.Available, r.Standby = pod.StateStopped, false, false
 	}
 	return r
 }
 
-// Run simulates the node until ctx ends, as a machine that has just been installed. What it runs survives lost sessions, as
-// processes would.
+// Run simulates a machine that has just been installed, until ctx ends. Its pods survive lost sessions.
 func (n *Node) Run(ctx context.Context) error {
 	n.mu.Lock()
 	n.runs, n.done, n.held = map[pod.Identity]pod.Intent{}, map[pod.Identity]pod.Reality{}, map[pod.Identity]bool{}
@@ -66,8 +68,8 @@ func (n *Node) Run(ctx context.Context) error {
 	return n.resume(ctx, true)
 }
 
-// Resume goes on after Run, or another Resume, has ended, as a preparer that is started again: what ran has been running
-// all the time, and what was known is known.
+// Resume simulates the node again after Run or Resume has ended. Its pods have run all the time, and it knows its
+// intents and realities, as after a restart of the preparer.
 func (n *Node) Resume(ctx context.Context) error { return n.resume(ctx, false) }
 
 func (n *Node) resume(ctx context.Context, anew bool) error {
@@ -84,33 +86,36 @@ func (n *Node) resume(ctx context.Context, anew bool) error {
 	return besides(ctx, []*door{d}, func(ctx context.Context) error { return n.sessions(ctx, d) })
 }
 
-// sessions simulates the node, in one session after the other. Without a door it watches its intents.
 func (n *Node) sessions(ctx context.Context, d *door) error {
 	cfg := consul.SessionConfig{
-		Kind: "preparer", Name: n.Record.Name, Scope: n.Store.Keys().Prefix(), TTL: n.TTL, Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
+		Kind: "preparer", Name: n.Record.Name, Scope: n.Store.Keys().Prefix(), TTL: n.TTL,
+		Meta: n.Store.PreparerMeta(n.Record.Name), Journal: n.journal,
 	}
 	return n.Client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 		defer n.contact(false)
-		session := &session{node: n, door: d, out: n.Store.NodeSession(s, n.Record.Name), index: map[pod.Identity]uint64{}, written: map[pod.Identity]pod.Reality{}}
+		session := &session{
+			node: n, door: d, out: n.Store.NodeSession(s, n.Record.Name),
+			index: map[pod.Identity]uint64{}, written: map[pod.Identity]pod.Reality{},
+		}
 		return session.run(ctx)
 	})
 }
 
-// Die ends all that runs, as where the machine loses its power and its disk. It is for between Run and Run.
+// Die ends all pods, as if the machine lost its power and its disk. Call it between two Runs.
 func (n *Node) Die() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.runs, n.done, n.held = nil, nil, nil
 }
 
-// Amend changes what has come of a pod that runs at a revision, as where its health check begins to fail, and has that
-// reported. It returns false, and does nothing, when the pod has got another intent meanwhile.
+// Amend changes the state and the availability of a pod, and makes the node report it. It returns false, and changes
+// nothing, if the pod does not run at this revision any more.
 func (n *Node) Amend(id pod.Identity, revision int64, state pod.State, available bool) bool {
 	return n.Change(id, revision, func(r *pod.Reality) { r.State, r.Available = state, available })
 }
 
-// Change is Amend for all that a node reports of a pod. What changes neither the state nor whether the pod is available
-// is not reported.
+// Change is like Amend, for all that a node reports of a pod. The node reports it only if the state or the availability
+// has changed.
 func (n *Node) Change(id pod.Identity, revision int64, change func(*pod.Reality)) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -123,12 +128,12 @@ func (n *Node) Change(id pod.Identity, revision int64, change func(*pod.Reality)
 	n.done[id] = r
 	select {
 	case n.amended <- struct{}{}:
-	default: // the last one has not been seen yet
+	default: // followAmended has not seen the last change yet; it will report both
 	}
 	return true
 }
 
-// Running returns the identities that the node runs now, with their intents.
+// Running returns the pods that run now, with their intents.
 func (n *Node) Running() map[pod.Identity]pod.Intent {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -141,7 +146,7 @@ func (n *Node) Running() map[pod.Identity]pod.Intent {
 	return out
 }
 
-// accepted returns the identities that the node is to run by what it was told last, with their intents: they run, or have stopped by themselves.
+// accepted returns the pods that the last intents ask the node to run, also those that Supervise has stopped.
 func (n *Node) accepted() map[pod.Identity]pod.Intent {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -150,21 +155,20 @@ func (n *Node) accepted() map[pod.Identity]pod.Intent {
 	return out
 }
 
-// session is one session of the node.
 type session struct {
 	node *Node
-	door *door // nil: it watches its intents
+	door *door // nil: the session watches its intents
 	out  *store.NodeSession
 
-	acquiring sync.Mutex // while the record and its pages are written
+	acquiring sync.Mutex // held while the node's record and its pages of orphans are written
 
 	mu      sync.Mutex
-	epoch   string // as echoed
-	read    string // the epoch that the intents are read in
+	epoch   string // the epoch that the node echoes
+	read    string // the newest epoch; the intents are read after it
 	intents map[pod.Identity]pod.Intent
-	stops   map[pod.Identity]uint64 // indices of the intents that say `stopped`
+	stops   map[pod.Identity]uint64 // modify indices of the intents with the state stopped
 
-	writing sync.Mutex                   // guards what follows, and the realities in Consul
+	writing sync.Mutex                   // guards the next two fields, and the realities in Consul
 	index   map[pod.Identity]uint64      // of realities
 	written map[pod.Identity]pod.Reality // as they are in Consul
 }
@@ -177,12 +181,12 @@ func (t *session) run(ctx context.Context) error {
 	t.epoch, t.read = schema.Value.Epoch, schema.Value.Epoch
 	t.node.saw(t.epoch)
 	t.door.renew(t.epoch)
-	// What has no intent is not known before the intents are.
+	// Read the intents first, because they decide which of the node's pods are orphans.
 	if err := t.readIntents(ctx); err != nil {
 		return err
 	}
 	gate := t.out.GateVersion(ctx)
-	// The lock, then what came of the pods, then the epoch: as a preparer does.
+	// Write in the order of a real preparer: the lock, then the realities, then the epoch.
 	record := t.node.Record
 	t.door.say(&record)
 	record.WentBack = t.node.wentBackSince(t.epoch)
@@ -210,7 +214,8 @@ func (t *session) run(ctx context.Context) error {
 			t.mu.Lock()
 			t.read = s.Recs[0].Value.Epoch
 			t.mu.Unlock()
-			// The world may be another one. The epoch is echoed with orphans that follow from intents read after it (R1).
+			// The store may have gone back. Read the intents again, and echo the epoch only after the orphans that
+			// follow (R1).
 			if err := t.readIntents(ctx); err != nil {
 				return err
 			}
@@ -238,17 +243,18 @@ func (t *session) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// followIntents accepts what the node is told, as a standing query or farms have it read.
 func (t *session) followIntents(ctx context.Context) error {
 	name := t.node.Record.Name
 	if t.door == nil {
-		return t.out.WatchIntents(ctx, name, func(error) {}, func(s store.Seen[pod.Intent]) error { return t.saw(ctx, s) })
+		return t.out.WatchIntents(ctx, name, func(error) {},
+			func(s store.Seen[pod.Intent]) error { return t.saw(ctx, s) })
 	}
 	inbox := t.door.inbox
 	return t.door.follow(ctx, func(reading context.Context) error {
 		return t.out.PullIntents(reading, name, inbox.Next, inbox.Failed, func(s store.Seen[pod.Intent]) error {
 			if !s.WentBack {
-				inbox.Read(s.Index) // what it says is decided; to carry it out takes longer than whoever tells a node waits
+				// carrying the intents out takes longer than a farm waits for the answer to its push
+				inbox.Read(s.Index)
 			}
 			return t.saw(ctx, s)
 		})
@@ -262,7 +268,6 @@ func (t *session) saw(ctx context.Context, s store.Seen[pod.Intent]) error {
 	return t.accept(ctx, s.Recs)
 }
 
-// followAmended reports what changes without an intent.
 func (t *session) followAmended(ctx context.Context) error {
 	for {
 		select {
@@ -279,7 +284,6 @@ func (t *session) followAmended(ctx context.Context) error {
 	}
 }
 
-// readIntents waits for the first delivery of the node's intents.
 func (t *session) readIntents(ctx context.Context) error {
 	enough := errors.New("seen")
 	err := t.out.WatchIntents(ctx, t.node.Record.Name, func(error) {}, func(s store.Seen[pod.Intent]) error {
@@ -292,7 +296,6 @@ func (t *session) readIntents(ctx context.Context) error {
 	return err
 }
 
-// know remembers what the node is told.
 func (t *session) know(recs []store.Rec[pod.Intent]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -318,7 +321,7 @@ func (t *session) readRealities(ctx context.Context) error {
 	return nil
 }
 
-// tellAgain writes realities again that an older store has in an older version, or not at all.
+// tellAgain writes the realities again if Consul has others: a store that went back in time has older ones, or none.
 func (t *session) tellAgain(ctx context.Context) error {
 	t.writing.Lock()
 	defer t.writing.Unlock()
@@ -328,7 +331,6 @@ func (t *session) tellAgain(ctx context.Context) error {
 	return t.tellAll(ctx)
 }
 
-// tellAll writes what came of each intent, where the store does not know.
 func (t *session) tellAll(ctx context.Context) error {
 	t.mu.Lock()
 	intents := maps.Clone(t.intents)
@@ -341,7 +343,7 @@ func (t *session) tellAll(ctx context.Context) error {
 	return nil
 }
 
-// tell writes what came of an identity, unless the store knows.
+// tell writes the reality of an identity, unless Consul has it.
 func (t *session) tell(ctx context.Context, id pod.Identity) error {
 	t.node.mu.Lock()
 	r, ok := t.node.done[id]
@@ -352,12 +354,12 @@ func (t *session) tell(ctx context.Context, id pod.Identity) error {
 	return t.write(ctx, r)
 }
 
-// acquire writes the node's record with the epoch of now, after the orphans of now, as a preparer does.
+// acquire writes the orphans before the node's record with the epoch, as a preparer does.
 func (t *session) acquire(ctx context.Context) error {
 	t.acquiring.Lock()
 	defer t.acquiring.Unlock()
 	for again := false; ; again = true {
-		if ctx.Err() != nil { // what fails for that alone has an unknown outcome, too
+		if ctx.Err() != nil { // a write that fails because ctx has ended has an unknown outcome, too
 			return context.Cause(ctx)
 		}
 		record := t.node.Record
@@ -379,7 +381,7 @@ func (t *session) acquire(ctx context.Context) error {
 	}
 }
 
-// orphans returns what runs without a matching intent, and the epoch after which the intents were read.
+// orphans returns the accepted pods without a matching intent, and the epoch that was read before the intents.
 func (t *session) orphans() (epoch string, orphans []pod.Orphan) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -398,7 +400,8 @@ func (t *session) orphans() (epoch string, orphans []pod.Orphan) {
 			takes = t.node.Takes(in.Digest)
 		}
 		orphans = append(orphans, pod.Orphan{
-			Identity: id, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports, CPU: int64(takes.CPU), Memory: int64(takes.Memory), Reason: reason,
+			Identity: id, PodID: in.PodID, Digest: in.Digest, Revision: in.Revision, Ports: in.Ports,
+			CPU: int64(takes.CPU), Memory: int64(takes.Memory), Reason: reason,
 			Runs: runs,
 		})
 	}
@@ -435,7 +438,8 @@ func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) erro
 			continue
 		}
 		if _, runs := t.node.accepted()[id]; !runs {
-			if err := t.out.DeleteReality(ctx, t.written[id], id, t.index[id]); err != nil && !errors.Is(err, store.ErrConflict) {
+			if err := t.out.DeleteReality(ctx, t.written[id], id, t.index[id]); err != nil &&
+				!errors.Is(err, store.ErrConflict) {
 				return err
 			}
 			delete(t.index, id)
@@ -445,7 +449,7 @@ func (t *session) accept(ctx context.Context, recs []store.Rec[pod.Intent]) erro
 	return t.acquire(ctx)
 }
 
-// act does what an intent says, or keeps a pod that it would start held. That it is done is remembered together with what came of it.
+// act carries out an intent. If held is true, the pod does not start, and its reality is pending.
 func (n *Node) act(in pod.Intent, held bool) {
 	r := pod.Reality{Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StatePending}
 	if !held {
@@ -476,7 +480,7 @@ func (t *session) write(ctx context.Context, r pod.Reality) error {
 			rec, err := t.out.Reality(ctx, r.Identity)
 			switch {
 			case store.IsCorrupt(err):
-				rec.Value = pod.Reality{Available: true} // it may have been, so that the write counts a drop
+				rec.Value = pod.Reality{Available: true} // assume that it was available: then the write counts a drop
 			case err != nil && !errors.Is(err, store.ErrNotFound):
 				return err
 			}

@@ -22,7 +22,6 @@ func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
 
 const soon = 20 * time.Second
 
-// rig is one node, what it has done, and a client that tells it what to do.
 type rig struct {
 	*simnode.Node
 	t      *testing.T
@@ -41,13 +40,13 @@ func newRig(t *testing.T) *rig {
 	}
 	r := &rig{t: t, client: client, obeyed: make(chan pod.Intent, 10)}
 	r.Node = &simnode.Node{
-		Record: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 5}}, Client: client, Store: store.New(client, keys), TTL: 5 * time.Second,
+		Record: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 5}}, Client: client,
+		Store: store.New(client, keys), TTL: 5 * time.Second,
 		React: func(in pod.Intent) pod.Reality { r.obeyed <- in; return simnode.Obey(in) },
 	}
 	return r
 }
 
-// start runs the node and returns what ends it.
 func (r *rig) start(run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(r.t.Context())
 	ended := make(chan error, 1)
@@ -65,14 +64,15 @@ func (r *rig) tell(revision int64) {
 	r.tellIn("", revision)
 }
 
-// someDigest is that of the pod's manifest.
 var someDigest = strings.Repeat("d", 64)
 
-// tellIn writes an intent of an epoch.
 func (r *rig) tellIn(epoch string, revision int64) {
 	r.t.Helper()
-	in := fmt.Sprintf(`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"%s","state":"running","revision":%d,"epoch":%q}`, someDigest, revision, epoch)
-	if _, err := r.client.Commit(r.t.Context(), []consul.Op{consul.Set(r.Store.Keys().Intents.Key("n1", web.String()), []byte(in))}); err != nil {
+	in := fmt.Sprintf(
+		`{"rc_id":"web","role":"main","index":0,"pod_id":"p","digest":"%s","state":"running","revision":%d,"epoch":%q}`,
+		someDigest, revision, epoch)
+	if _, err := r.client.Commit(r.t.Context(),
+		[]consul.Op{consul.Set(r.Store.Keys().Intents.Key("n1", web.String()), []byte(in))}); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -85,14 +85,15 @@ func (r *rig) reports(revision int64, state pod.State) {
 		if err == nil {
 			err = json.Unmarshal(pair.Value, &got)
 		}
-		if err == nil && (got.Revision != revision || got.State != state || got.Available != (state == pod.StateReady)) {
+		if err == nil && (got.Revision != revision || got.State != state ||
+			got.Available != (state == pod.StateReady)) {
 			err = fmt.Errorf("reality %+v", got)
 		}
 		return err
 	})
 }
 
-// What changes by itself is reported, but not about an intent that has been replaced.
+// Amend reports a change without a new intent, unless the intent was replaced meanwhile.
 func TestAmend(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -110,8 +111,8 @@ func TestAmend(t *testing.T) {
 	}
 }
 
-// A pod that may not run without contact is stopped when its preparer has been away for too long, cannot be amended then, and starts again at
-// the same revision once the intent was read. One that may runs on.
+// A pod with StopsAfter stops when its preparer has been away for too long. After that, Amend changes nothing. The pod
+// starts again at the same revision when the node reads the intent.
 func TestPodsThatStopByThemselves(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -146,7 +147,7 @@ func TestPodsThatStopByThemselves(t *testing.T) {
 	r.reports(5, pod.StateReady)
 	stop()
 	<-stopped
-	r.tell(6) // meanwhile it gets another one
+	r.tell(6) // meanwhile the pod gets a newer intent
 	defer r.start(r.Resume)()
 	if in := <-r.obeyed; in.Revision != 6 {
 		t.Errorf("it obeyed %+v", in)
@@ -157,7 +158,7 @@ func TestPodsThatStopByThemselves(t *testing.T) {
 	}
 }
 
-// Of a pod that does not run, an intent of another epoch starts nothing; one that runs goes on.
+// An intent of another epoch starts no pod. A pod that runs already continues to run.
 func TestAnIntentOfAnotherEpochStartsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -177,7 +178,7 @@ func TestAnIntentOfAnotherEpochStartsNothing(t *testing.T) {
 	r.reports(7, pod.StateReady)
 }
 
-// A preparer that is started again finds what ran; a machine that died has to begin anew.
+// A preparer that restarts finds the pods that run. After the death of its machine, it finds no pods.
 func TestResumeAndDie(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -186,7 +187,7 @@ func TestResumeAndDie(t *testing.T) {
 	r.reports(5, pod.StateReady)
 	<-r.obeyed
 	stop()
-	r.Amend(web, 5, pod.StateUnhealthy, false) // nobody reports it yet
+	r.Amend(web, 5, pod.StateUnhealthy, false) // no preparer reports this change yet
 	if len(r.Running()) != 1 {
 		t.Error("it has ended with its preparer")
 	}

@@ -8,11 +8,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// superviseEvery is how often a node looks for pods that must not run on.
 const superviseEvery = 100 * time.Millisecond
 
-// Supervise stops pods that run without contact for longer than StopsAfter says, as supervisors do, until ctx ends. It is to go on while the
-// preparer is away, between Run and Resume. Such a pod starts again once its intent has been read and says so.
+// Supervise stops pods that run without contact to Consul for longer than StopsAfter allows, until ctx ends. It acts as
+// the supervisor, so it must also run between Run and Resume. A stopped pod starts again when the node reads its
+// intent.
 func (n *Node) Supervise(ctx context.Context) error {
 	for {
 		if err := wait.Pause(ctx, superviseEvery); err != nil {
@@ -22,8 +22,8 @@ func (n *Node) Supervise(ctx context.Context) error {
 	}
 }
 
-// contact notes that the node is in touch from now on, with the lock of its record, or is not any more. Whoever takes it for lost counts from the
-// loss of the lock, so a session without it is no contact.
+// contact notes whether the node holds the lock of its record. A session without the lock is no contact, because farms
+// measure a lost node's time from the loss of the lock.
 func (n *Node) contact(begins bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -35,7 +35,6 @@ func (n *Node) contact(begins bool) {
 	}
 }
 
-// stopSilent stops the pods that have run without contact for too long.
 func (n *Node) stopSilent(now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -22,31 +22,30 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Told makes simulated nodes such that farms tell of their intents, in place of a standing query (ADR 26). Each has the API of a real one, with a
-// certificate and a token of its own, and what a real one does with a request.
+// Told configures simulated nodes to which farms push (ADR 26). Each node has the API of a real node, with its own
+// certificate and token.
 type Told struct {
 	Credentials *cluster.Credentials
-	Dir         string        // for what nodes have heard, each in a directory of its own
-	Addr        string        // of their APIs: host, and port 0
-	Every       time.Duration // between two readings that nobody asks for, give or take half; a minute
-	// Open carries out what opens an address, in another network if need be; nil: here.
+	Dir         string        // each node remembers there, in its own directory, which requests it took
+	Addr        string        // listen address of their APIs: a host, and port 0
+	Every       time.Duration // mean time between two readings without a request, give or take half; 0: a minute
+	// Open calls its argument, which opens a listening address, perhaps in another network. nil: it is called directly.
 	Open func(open func() error) error
-	// OnTaken is told what became of each request; nil: nobody is.
+	// OnTaken is called with the result of each request; nil: no call.
 	OnTaken func(error)
 }
 
-// door is where one node takes requests, and what they make it read.
 type door struct {
 	told  *Told
 	inbox *push.Inbox
 	api   *nodeapi.Server
 
 	mu    sync.Mutex
-	epoch string                  // of the cluster, under which the intents are read
-	end   context.CancelCauseFunc // ends the reading; nil: nothing is read yet
+	epoch string                  // the cluster's epoch; the intents are read under it
+	end   context.CancelCauseFunc // ends the current reading; nil: there is none yet
 }
 
-// open opens the door of a node. With anew it has heard of nothing.
+// If anew is true, the node forgets which requests it took.
 func (t *Told) open(ctx context.Context, name string, st *store.Store, anew bool) (*door, error) {
 	files, err := t.Credentials.Of(name)
 	if err != nil {
@@ -68,7 +67,10 @@ func (t *Told) open(ctx context.Context, name string, st *store.Store, anew bool
 		return nil, err
 	}
 	open := func() (err error) {
-		d.api, err = nodeapi.New(ctx, nodeapi.Config{Node: name, Addr: t.Addr, Dir: dir, TokenFile: files.Token, CertFile: files.Cert, KeyFile: files.Key, Log: obs.Discard()})
+		d.api, err = nodeapi.New(ctx, nodeapi.Config{
+			Node: name, Addr: t.Addr, Dir: dir, TokenFile: files.Token,
+			CertFile: files.Cert, KeyFile: files.Key, Log: obs.Discard(),
+		})
 		return err
 	}
 	if t.Open != nil {
@@ -77,7 +79,6 @@ func (t *Told) open(ctx context.Context, name string, st *store.Store, anew bool
 	return d, open()
 }
 
-// say puts into a node's record that farms tell it, and where.
 func (d *door) say(record *node.Node) {
 	if d != nil {
 		record.Intents, record.API = node.IntentsPush, d.api.URL()
@@ -86,7 +87,7 @@ func (d *door) say(record *node.Node) {
 
 var errNewEpoch = errors.New("the cluster has a new epoch")
 
-// renew has the intents read under an epoch, anew if it is another one.
+// renew begins the reading of intents again if the cluster's epoch has changed.
 func (d *door) renew(epoch string) {
 	if d == nil {
 		return
@@ -99,7 +100,6 @@ func (d *door) renew(epoch string) {
 	d.epoch = epoch
 }
 
-// follow has the intents read, anew under each epoch, for as long as one session lasts.
 func (d *door) follow(ctx context.Context, read func(ctx context.Context) error) error {
 	d.inbox.Open(d.renew)
 	defer d.inbox.Close()
@@ -119,7 +119,7 @@ func (d *door) follow(ctx context.Context, read func(ctx context.Context) error)
 	}
 }
 
-// besides runs something while requests are taken at doors.
+// besides serves the API of each door until run returns.
 func besides(ctx context.Context, doors []*door, run func(context.Context) error) error {
 	parts, ctx := errgroup.WithContext(ctx)
 	for _, d := range doors {

@@ -19,7 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// push tells a node of its intents as a farm does that has written one at an index, and returns the status.
+// push pushes to a node as a farm does that has written an intent at this index.
 func (r *rig) push(creds *cluster.Credentials, name string, index uint64) (status int) {
 	r.t.Helper()
 	rec, err := r.Store.Node(r.t.Context(), name)
@@ -36,7 +36,10 @@ func (r *rig) push(creds *cluster.Credentials, name string, index uint64) (statu
 	}
 	defer client.Close()
 	ask := scale.New("web", 1)
-	ask.Epoch, ask.Revision = &scale.Epoch{Cluster: schema.Value.Epoch, RCID: web.RCID, Term: scale.Term(schema.Value.Epoch, 1)}, int64(index)
+	ask.Epoch, ask.Revision = &scale.Epoch{
+		Cluster: schema.Value.Epoch, RCID: web.RCID,
+		Term: scale.Term(schema.Value.Epoch, 1),
+	}, int64(index)
 	_, err = client.Scale(r.t.Context(), ask)
 	if refused, is := errors.AsType[*nodeapi.RefusedError](err); is {
 		return refused.Status
@@ -47,7 +50,6 @@ func (r *rig) push(creds *cluster.Credentials, name string, index uint64) (statu
 	return http.StatusOK
 }
 
-// written returns the index of the node's intent.
 func (r *rig) written() uint64 {
 	r.t.Helper()
 	pair, err := r.client.Get(r.t.Context(), r.Store.Keys().Intents.Key("n1", web.String()), consul.Consistent)
@@ -57,8 +59,9 @@ func (r *rig) written() uint64 {
 	return pair.ModifyIndex
 }
 
-// A node that is told does what is written when it is told so, and remembers what it has heard as long as its machine does.
-func TestTold(t *testing.T) {
+// A pushed node reads its intents and carries them out. It refuses a push that is older than the last one, also after a
+// restart of its program. After its machine has died, it accepts such a push.
+func TestAPushedNodeReadsItsIntents(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	dir := t.TempDir()
@@ -67,11 +70,14 @@ func TestTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	var taken atomic.Int64
-	r.Told = &simnode.Told{Credentials: creds, Dir: dir, Addr: "127.0.0.1:0", Every: time.Hour, OnTaken: func(err error) {
-		if err == nil {
-			taken.Add(1)
-		}
-	}}
+	r.Told = &simnode.Told{
+		Credentials: creds, Dir: dir, Addr: "127.0.0.1:0",
+		Every: time.Hour, OnTaken: func(err error) {
+			if err == nil {
+				taken.Add(1)
+			}
+		},
+	}
 	r.tell(5)
 	stop := r.start(r.Run)
 	r.reports(5, pod.StateReady) // it reads when it starts
@@ -89,7 +95,7 @@ func TestTold(t *testing.T) {
 	stop = r.start(r.Resume)
 	again := func(want int) {
 		t.Helper()
-		consultest.Eventually(t, soon, func() error { // until the record says where it is now
+		consultest.Eventually(t, soon, func() error { // until the record has the node's new address
 			if rec, err := r.Store.Node(t.Context(), "n1"); err != nil || rec.Session == "" {
 				return errors.Join(err, errors.New("nobody holds the record"))
 			}
@@ -113,8 +119,8 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// Each node of a fleet is told for itself.
-func TestToldFleet(t *testing.T) {
+// Farms push to each node of a fleet separately.
+func TestEachNodeOfAFleetIsPushed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	dir := t.TempDir()

@@ -8,8 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// checkAddress records what is wrong with the address of a node. An address that the machine does not have is allowed,
-// because it may be mapped to the machine or come when the network is up. A loopback address cannot.
+// checkAddress allows an address that the machine does not have, because it may be mapped to the machine, or come when
+// the network is up. Both are impossible for a loopback address.
 func checkAddress(errs *field.Errors, text string) {
 	ip := net.ParseIP(text)
 	if ip == nil || ip.IsUnspecified() || ip.IsMulticast() || ip.IsLoopback() && !onMachine(text) {
@@ -17,7 +17,7 @@ func checkAddress(errs *field.Errors, text string) {
 	}
 }
 
-// onMachine reports whether a program of this machine can listen on an address, as far as the kernel says.
+// onMachine reports whether a program can listen on an address. It asks the kernel.
 func onMachine(ip string) bool {
 	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(ip)})
 	if err == nil {

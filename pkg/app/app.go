@@ -1,4 +1,5 @@
-// Package app joins the parts into daemons: one file each. Everything it makes, it also ends.
+// Package app builds rcfarm's daemons from the other packages, and runs development clusters (dev.go). It closes
+// everything that it opens.
 package app
 
 import (
@@ -25,7 +26,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Common is what every daemon is told.
+// Common is the configuration that all daemons share.
 type Common struct {
 	ConsulAddr string // empty: Consul's own environment variables
 	TokenFile  string // with the Consul ACL token; empty: Consul's own environment variables
@@ -37,16 +38,18 @@ type Common struct {
 	DebugAddr  string // of the debug server; obs.DebugOff: none
 	// DebugPublic allows a debug address that other machines can reach.
 	DebugPublic bool
-	// EmulationVersion is the newest version whose records the daemon writes (ADR 28); empty: what feature.Known says of its own version.
+	// EmulationVersion is the newest version whose records the daemon writes (ADR 28); empty: see
+	// feature.Known.Emulated.
 	EmulationVersion string
-	Lifeline         string // path of a socket; the daemon ends when its other end does. Development only
+	Lifeline         string // path of a named pipe; the daemon ends when its starter closes it. Development only
 }
 
-// preparerSessionTTL is the TTL of a preparer's sessions beside its check: renewals of thousands of nodes cost the servers nothing. That of
-// farms, which are few, is the shortest that Consul takes.
+// preparerSessionTTL is the TTL of a preparer's sessions, which end earlier if its check fails. It is long, because
+// each renewal costs Consul's servers work, and there can be thousands of nodes. Farms are few. Their sessions have the
+// TTL of the liveness check, or the shortest TTL that Consul accepts if that is longer.
 const preparerSessionTTL = time.Minute
 
-// MinTTL is the shortest liveness TTL: below it a busy machine looks dead.
+// MinTTL is the shortest TTL of the liveness check. With a shorter one, the daemons of a busy machine would look dead.
 const MinTTL = time.Second
 
 func (c *Common) validate(errs *field.Errors) {
@@ -62,7 +65,6 @@ func (c *Common) validate(errs *field.Errors) {
 	}
 }
 
-// base is what the daemons have in common once they run.
 type base struct {
 	common    Common
 	log       obs.Logger
@@ -72,11 +74,11 @@ type base struct {
 	alive     <-chan struct{} // closed when the lifeline breaks; nil without one
 	undo      []func()        // last in, first out
 	obstacles *obstacles
-	// started is set when the daemon has all that it needs: from then on its directory stays.
+	// Until started is set, close also removes the directories that this start has made.
 	started bool
 }
 
-// open makes the common parts. What it made before an error it unmakes.
+// open makes the parts that both daemons need. After an error, it closes the parts that are open.
 func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base, err error) {
 	b = &base{common: c}
 	defer func() {
@@ -107,7 +109,7 @@ func open(ctx context.Context, c Common, maxConns int, logTo io.Writer) (b *base
 		return b, err
 	}
 	if err := b.client.CheckToken(); err != nil {
-		b.log.WithError(err).Warn("no token to use yet; nothing is asked of Consul before the file is there")
+		b.log.WithError(err).Warn("no usable token; Consul is not asked before the token file is there")
 	}
 	b.undo = append(b.undo, b.client.Close)
 	b.store = store.New(b.client, keys)
@@ -130,10 +132,9 @@ func (b *base) close() {
 	b.undo = nil
 }
 
-// ErrLifeline is why a daemon of a development cluster ends when the cluster does.
+// ErrLifeline is the error of a daemon that ends with its development cluster.
 var ErrLifeline = errors.New("the development cluster has ended")
 
-// untilLifeline runs until the lifeline breaks.
 func (b *base) untilLifeline(ctx context.Context) error {
 	select {
 	case <-b.alive: // nil without a lifeline: never
@@ -143,8 +144,7 @@ func (b *base) untilLifeline(ctx context.Context) error {
 	}
 }
 
-// sessionEvents logs what happens to the daemon's sessions. An event that an obstacle causes is logged at debug level,
-// because the log has the obstacle already.
+// The log has an obstacle already, so events that it causes are debug.
 func (b *base) sessionEvents(event string, s *consul.Session, err error) {
 	log := b.log
 	met := b.obstacles.met(err)
@@ -163,8 +163,8 @@ func (b *base) sessionEvents(event string, s *consul.Session, err error) {
 	}
 }
 
-// WithSignals returns a context that ends with the first SIGINT or SIGTERM, so that the program can end in order; a second
-// one ends it at once with status 1.
+// WithSignals returns a context that ends at the first SIGINT or SIGTERM. A second signal ends the program at once with
+// status 1.
 func WithSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 2)
@@ -185,12 +185,11 @@ func WithSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 // ErrSignal is the cause of a context that a signal ended.
 var ErrSignal = errors.New("asked to stop")
 
-// Clean reports whether a daemon's error only says that it was asked to end.
+// Clean reports whether err is nil or only means that the daemon was asked to end.
 func Clean(err error) bool {
 	return err == nil || errors.Is(err, ErrSignal) || errors.Is(err, ErrLifeline) || errors.Is(err, context.Canceled)
 }
 
-// openDebug opens the daemon's debug server. ready says whether the daemon does its work.
 func (b *base) openDebug(ctx context.Context, reg *prometheus.Registry, ready func() error) (*obs.DebugServer, error) {
 	s, err := obs.NewDebugServer(ctx, obs.DebugConfig{
 		Addr: b.common.DebugAddr, Public: b.common.DebugPublic, Gatherer: reg, Ready: b.obstacles.or(ready), Log: b.log,
@@ -201,7 +200,7 @@ func (b *base) openDebug(ctx context.Context, reg *prometheus.Registry, ready fu
 	return s, err
 }
 
-// together runs parts until the first returns; then it ends the others, waits for them, and returns what the first did.
+// together runs parts until the first returns, then ends the others, and returns the first error.
 func together(ctx context.Context, parts ...func(context.Context) error) error {
 	var group run.Group
 	for _, part := range parts {
@@ -213,20 +212,18 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 
 var errNoSession = errors.New("no session with Consul is held")
 
-// readiness is what the daemon runs under the present session, for those who ask whether it is ready.
 type readiness struct {
 	ready atomic.Pointer[func() error] // nil: there is no session
 }
 
-// begin notes that a session is held, and returns what ends it.
-func (t *readiness) begin(ready func() error) (end func()) {
-	t.ready.Store(&ready)
-	return func() { t.ready.Store(nil) }
+func (r *readiness) begin(ready func() error) (end func()) {
+	r.ready.Store(&ready)
+	return func() { r.ready.Store(nil) }
 }
 
 // Ready returns nil when a session is held and the daemon is ready under it.
-func (t *readiness) Ready() error {
-	if ready := t.ready.Load(); ready != nil {
+func (r *readiness) Ready() error {
+	if ready := r.ready.Load(); ready != nil {
 		return (*ready)()
 	}
 	return errNoSession

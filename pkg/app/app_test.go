@@ -43,7 +43,7 @@ func TestDataDirBelongsToOneDaemon(t *testing.T) {
 	if got, err := second.Incarnations(); err != nil || !slices.Equal(got, []string{"a", "c"}) {
 		t.Errorf("incarnations %v, %v", got, err)
 	}
-	// A journal that cannot be read names nothing; what it named dies by itself.
+	// An invalid journal is treated as an empty one: the incarnations in it end by themselves.
 	if err := os.WriteFile(second.Path("incarnations.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -52,10 +52,11 @@ func TestDataDirBelongsToOneDaemon(t *testing.T) {
 	}
 }
 
-// Pods pass through the directories above a data directory, whatever the umask is; the data directory itself is its owner's.
+// Other users can pass through the directories above a data directory, with any umask. Only the owner can enter
+// the data directory.
 func TestDataDirIsReachable(t *testing.T) {
 	top := t.TempDir()
-	defer syscall.Umask(syscall.Umask(0o077)) // of the whole process, so that this test runs alone
+	defer syscall.Umask(syscall.Umask(0o077)) // all of the process has one umask, so this test runs alone
 	kept := filepath.Join(top, "kept")
 	if err := os.Mkdir(kept, 0o700); err != nil {
 		t.Fatal(err)
@@ -65,7 +66,9 @@ func TestDataDirIsReachable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	for dir, want := range map[string]os.FileMode{kept: 0o700, filepath.Join(kept, "a"): 0o755, filepath.Join(kept, "a", "b"): 0o755, d.Path(""): 0o700} {
+	for dir, want := range map[string]os.FileMode{
+		kept: 0o700, filepath.Join(kept, "a"): 0o755, filepath.Join(kept, "a", "b"): 0o755, d.Path(""): 0o700,
+	} {
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s has %v (%v), want mode %o", dir, info.Mode(), err, want)
 		}
@@ -113,7 +116,10 @@ func TestLifeline(t *testing.T) {
 
 func TestBadFlagsAreNamed(t *testing.T) {
 	t.Parallel()
-	common := app.Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: t.TempDir(), LogLevel: "info", LogFormat: "text", DebugAddr: "off"}
+	common := app.Common{
+		Prefix: "x/", TTL: 2 * time.Second, DataDir: t.TempDir(), LogLevel: "info", LogFormat: "text",
+		DebugAddr: "off",
+	}
 	node := app.PreparerConfig{
 		Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
 		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange,
@@ -126,45 +132,126 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		start func() error
 		says  []string
 	}{
-		"ttl":     {func() error { f := farm; f.TTL = time.Millisecond; return startFarm(t, f) }, []string{"ttl", "1ms", "1s to 1m"}},
-		"id":      {func() error { f := farm; f.ID = "F_1"; return startFarm(t, f) }, []string{"id", "F_1", "lower-case"}},
-		"workers": {func() error { f := farm; f.Workers = 0; return startFarm(t, f) }, []string{"workers", "0", "1 to 256"}},
-		"debug":   {func() error { f := farm; f.DebugAddr = "0.0.0.0:1"; return startFarm(t, f) }, []string{"debug-addr", "0.0.0.0:1", "--debug-public"}},
-		"session": {func() error { f := farm; f.Session = "lease"; return startFarm(t, f) }, []string{"session", "lease", "check", "ttl"}},
-		"asked twice": {func() error {
+		"ttl": {
+			func() error { f := farm; f.TTL = time.Millisecond; return startFarm(t, f) },
+			[]string{"ttl", "1ms", "1s to 1m"},
+		},
+		"id": {
+			func() error { f := farm; f.ID = "F_1"; return startFarm(t, f) },
+			[]string{"id", "F_1", "lower-case"},
+		},
+		"workers": {
+			func() error { f := farm; f.Workers = 0; return startFarm(t, f) },
+			[]string{"workers", "0", "1 to 256"},
+		},
+		"debug": {
+			func() error { f := farm; f.DebugAddr = "0.0.0.0:1"; return startFarm(t, f) },
+			[]string{"debug-addr", "0.0.0.0:1", "--debug-public"},
+		},
+		"session": {
+			func() error { f := farm; f.Session = "lease"; return startFarm(t, f) },
+			[]string{"session", "lease", "check", "ttl"},
+		},
+		"two schedulers": {func() error {
 			f := farm
 			f.Scheduler, f.SchedulerAt.URL = &scheduler.ByLabel{}, "http://127.0.0.1:7470"
 			return startFarm(t, f)
 		}, []string{"scheduler-url", "http://127.0.0.1:7470", "a scheduler of its own"}},
-		"prefix":  {func() error { f := farm; f.Prefix = "/x"; return startFarm(t, f) }, []string{"prefix", "/x", `"rcfarm/"`}},
-		"level":   {func() error { f := farm; f.LogLevel = "loud"; return startFarm(t, f) }, []string{"log-level", "loud", "debug"}},
-		"format":  {func() error { f := farm; f.LogFormat = "xml"; return startFarm(t, f) }, []string{"log-format", "xml", "json"}},
-		"address": {func() error { p := node; p.Address = "here"; return startNode(t, p) }, []string{"address", "here", "IP address"}},
-		"label":   {func() error { p := node; p.Labels = []string{"rack"}; return startNode(t, p) }, []string{"label", "rack", "key=value"}},
-		"value":   {func() error { p := node; p.Labels = []string{"rack=a b"}; return startNode(t, p) }, []string{"label.rack", "a b", "Kubernetes"}},
-		"slots":   {func() error { p := node; p.Slots = 0; return startNode(t, p) }, []string{"slots", "0", "1 to 10000"}},
-		"ports":   {func() error { p := node; p.PortsMin, p.PortsMax = 5, 3; return startNode(t, p) }, []string{"port-max: 3", "--port-min, which is 5", "65535"}},
-		"lowest":  {func() error { p := node; p.PortsMin = 0; return startNode(t, p) }, []string{"port-min: 0", "1 to 65535", "--port-max"}},
-		"highest": {func() error { p := node; p.PortsMax = 65536; return startNode(t, p) }, []string{"port-max: 65536", "1 to 65535", "--port-min"}},
-		"cache":   {func() error { p := node; p.Artifacts.CacheBytes = 0; return startNode(t, p) }, []string{"artifact-cache-bytes: 0", "1 or more"}},
-		"reserve": {func() error { p := node; p.Artifacts.ReserveBytes = -1; return startNode(t, p) }, []string{"artifact-reserve-bytes: -1", "0 (none) or more"}},
-		"fetched": {func() error { p := node; p.Artifacts.MaxBytes = 0; return startNode(t, p) }, []string{"artifact-max-bytes: 0", "1 or more"}},
-		"large":   {func() error { p := node; p.Artifacts.MaxUnpackedBytes = 0; return startNode(t, p) }, []string{"artifact-max-unpacked-bytes: 0", "1 or more"}},
-		"fetch":   {func() error { p := node; p.Artifacts.FetchTimeout = 0; return startNode(t, p) }, []string{"artifact-timeout", "0s", "1s or more"}},
-		"stall":   {func() error { p := node; p.Artifacts.StallTimeout = 0; return startNode(t, p) }, []string{"artifact-stall-timeout", "0s", "1s or more"}},
-		"keep":    {func() error { p := node; p.KeepStopped = 0; return startNode(t, p) }, []string{"keep-stopped", "0s", "24h"}},
-		"isolate": {func() error { p := node; p.Isolation = "some"; return startNode(t, p) }, []string{"isolation", "some", "auto, on, off"}},
-		"users":   {func() error { p := node; p.UserRange = "999-2000"; return startNode(t, p) }, []string{"user-range", "999-2000", "1000"}},
-		"nobody":  {func() error { p := node; p.UserRange = "5000"; return startNode(t, p) }, []string{"user-range", "5000", "the lower first"}},
-		"swapped": {func() error { p := node; p.UserRange = "3000-2000"; return startNode(t, p) }, []string{"user-range", "3000-2000", "the lower first"}},
-		"hooks":   {func() error { p := node; p.HooksDir = "/no/such"; return startNode(t, p) }, []string{"hooks-dir", "/no/such", "directory"}},
+		"prefix": {
+			func() error { f := farm; f.Prefix = "/x"; return startFarm(t, f) },
+			[]string{"prefix", "/x", `"rcfarm/"`},
+		},
+		"level": {
+			func() error { f := farm; f.LogLevel = "loud"; return startFarm(t, f) },
+			[]string{"log-level", "loud", "debug"},
+		},
+		"format": {
+			func() error { f := farm; f.LogFormat = "xml"; return startFarm(t, f) },
+			[]string{"log-format", "xml", "json"},
+		},
+		"address": {
+			func() error { p := node; p.Address = "here"; return startNode(t, p) },
+			[]string{"address", "here", "IP address"},
+		},
+		"label": {
+			func() error { p := node; p.Labels = []string{"rack"}; return startNode(t, p) },
+			[]string{"label", "rack", "key=value"},
+		},
+		"value": {
+			func() error { p := node; p.Labels = []string{"rack=a b"}; return startNode(t, p) },
+			[]string{"label.rack", "a b", "Kubernetes"},
+		},
+		"slots": {
+			func() error { p := node; p.Slots = 0; return startNode(t, p) },
+			[]string{"slots", "0", "1 to 10000"},
+		},
+		"ports": {
+			func() error { p := node; p.PortsMin, p.PortsMax = 5, 3; return startNode(t, p) },
+			[]string{"port-max: 3", "--port-min, which is 5", "65535"},
+		},
+		"lowest": {
+			func() error { p := node; p.PortsMin = 0; return startNode(t, p) },
+			[]string{"port-min: 0", "1 to 65535", "--port-max"},
+		},
+		"highest": {
+			func() error { p := node; p.PortsMax = 65536; return startNode(t, p) },
+			[]string{"port-max: 65536", "1 to 65535", "--port-min"},
+		},
+		"cache": {
+			func() error { p := node; p.Artifacts.CacheBytes = 0; return startNode(t, p) },
+			[]string{"artifact-cache-bytes: 0", "1 or more"},
+		},
+		"reserve": {
+			func() error { p := node; p.Artifacts.ReserveBytes = -1; return startNode(t, p) },
+			[]string{"artifact-reserve-bytes: -1", "0 (none) or more"},
+		},
+		"fetched": {
+			func() error { p := node; p.Artifacts.MaxBytes = 0; return startNode(t, p) },
+			[]string{"artifact-max-bytes: 0", "1 or more"},
+		},
+		"large": {
+			func() error { p := node; p.Artifacts.MaxUnpackedBytes = 0; return startNode(t, p) },
+			[]string{"artifact-max-unpacked-bytes: 0", "1 or more"},
+		},
+		"fetch": {
+			func() error { p := node; p.Artifacts.FetchTimeout = 0; return startNode(t, p) },
+			[]string{"artifact-timeout", "0s", "1s or more"},
+		},
+		"stall": {
+			func() error { p := node; p.Artifacts.StallTimeout = 0; return startNode(t, p) },
+			[]string{"artifact-stall-timeout", "0s", "1s or more"},
+		},
+		"keep": {
+			func() error { p := node; p.KeepStopped = 0; return startNode(t, p) },
+			[]string{"keep-stopped", "0s", "24h"},
+		},
+		"isolate": {
+			func() error { p := node; p.Isolation = "some"; return startNode(t, p) },
+			[]string{"isolation", "some", "auto, on, off"},
+		},
+		"users": {
+			func() error { p := node; p.UserRange = "999-2000"; return startNode(t, p) },
+			[]string{"user-range", "999-2000", "1000"},
+		},
+		"nobody": {
+			func() error { p := node; p.UserRange = "5000"; return startNode(t, p) },
+			[]string{"user-range", "5000", "the lower first"},
+		},
+		"swapped": {
+			func() error { p := node; p.UserRange = "3000-2000"; return startNode(t, p) },
+			[]string{"user-range", "3000-2000", "the lower first"},
+		},
+		"hooks": {
+			func() error { p := node; p.HooksDir = "/no/such"; return startNode(t, p) },
+			[]string{"hooks-dir", "/no/such", "directory"},
+		},
 	} {
 		err := c.start()
 		if err == nil {
 			t.Errorf("%s: accepted", name)
 			continue
 		}
-		if strings.Count(err.Error(), "allowed: ") > 1 { // or what is looked for may be about something else
+		if strings.Count(err.Error(), "allowed: ") > 1 { // else the parts could come from another mistake
 			t.Errorf("%s: more than one mistake: %v", name, err)
 		}
 		for _, part := range c.says {

@@ -8,8 +8,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/app"
 )
 
-// A farm that another argument leads to the default data directory would take over that of the machine's own farm.
-func TestNoFarmStartsWithAnArgument(t *testing.T) { // not beside other command lines: all share the library's flag --help
+// Flags after an argument are not read, so such a farm would use the default data directory, which belongs to the
+// machine's own farm. The test does not run in parallel, because all command lines share the library's flag --help.
+func TestNoFarmStartsWithAnArgument(t *testing.T) {
 	dir := t.TempDir()
 	for name, tt := range map[string]struct {
 		args   []string
@@ -33,13 +34,15 @@ func TestNoFarmStartsWithAnArgument(t *testing.T) { // not beside other command 
 		})
 		cmd.Writer, cmd.ErrWriter = io.Discard, io.Discard
 		err := cmd.RunContext(t.Context(), append([]string{"farm"}, tt.args...))
-		if tt.starts != (err == nil) || tt.starts != (started == 1) || err != nil && !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: started %d times, %v; want started %t, or an error with %s", name, started, err, tt.starts, tt.says)
+		if tt.starts != (err == nil) || tt.starts != (started == 1) ||
+			err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: started %d times, %v; want started %t, or an error with %s",
+				name, started, err, tt.starts, tt.says)
 		}
 	}
 }
 
-// A preparer that another argument leads to the default data directory would look for the pods of the machine's own.
+// Flags after an argument are not read, so such a preparer would use the data directory of the machine's own preparer.
 func TestNoPreparerStartsWithAnArgument(t *testing.T) {
 	dir := t.TempDir()
 	for name, tt := range map[string]struct {
@@ -47,15 +50,19 @@ func TestNoPreparerStartsWithAnArgument(t *testing.T) {
 		starts bool
 		says   string
 	}{
-		"flags alone":             {[]string{"--data-dir", dir, "--label", "rack=a"}, true, ""},
-		"before the flags":        {[]string{"extra", "--data-dir", dir}, false, `"extra"`},
-		"after them":              {[]string{"--data-dir", dir, "extra"}, false, `"extra"`},
-		"empty":                   {[]string{"", "--data-dir", dir}, false, `""`},
-		"value of a bool":         {[]string{"--take-over-name", "false", "--data-dir", dir}, false, "--FLAG=false"},
-		"two dashes":              {[]string{"--", "--data-dir", dir}, false, `"--data-dir"`},
-		"the supervisor":          {[]string{"supervise", "--dir", dir}, true, ""},
-		"by a former preparer":    {[]string{"supervise", "--runtime", "shim", "--dir", dir}, true, ""},
-		"the guard of runit":      {[]string{"supervise", "--runtime", "runit", "--dir", dir}, false, `"runit" is not valid; allowed: shim`},
+		"flags alone":          {[]string{"--data-dir", dir, "--label", "rack=a"}, true, ""},
+		"before the flags":     {[]string{"extra", "--data-dir", dir}, false, `"extra"`},
+		"after them":           {[]string{"--data-dir", dir, "extra"}, false, `"extra"`},
+		"empty":                {[]string{"", "--data-dir", dir}, false, `""`},
+		"value of a bool":      {[]string{"--take-over-name", "false", "--data-dir", dir}, false, "--FLAG=false"},
+		"two dashes":           {[]string{"--", "--data-dir", dir}, false, `"--data-dir"`},
+		"the supervisor":       {[]string{"supervise", "--dir", dir}, true, ""},
+		"by a former preparer": {[]string{"supervise", "--runtime", "shim", "--dir", dir}, true, ""},
+		"the guard of runit": {
+			[]string{"supervise", "--runtime", "runit", "--dir", dir},
+			false,
+			`"runit" is not valid; allowed: shim`,
+		},
 		"a stub of runit":         {[]string{"runit-exec", "run"}, false, `"runit-exec"`},
 		"runit":                   {[]string{"--runtime", "runit", "--data-dir", dir}, false, "-runtime"},
 		"of the supervisor":       {[]string{"supervise", "--dir", dir, "extra"}, false, `"extra"`},
@@ -75,8 +82,10 @@ func TestNoPreparerStartsWithAnArgument(t *testing.T) {
 		)
 		cmd.Writer, cmd.ErrWriter = io.Discard, io.Discard
 		err := cmd.RunContext(t.Context(), append([]string{"preparer"}, tt.args...))
-		if tt.starts != (err == nil) || tt.starts != (started == 1) || err != nil && !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: started %d times, %v; want started %t, or an error with %s", name, started, err, tt.starts, tt.says)
+		if tt.starts != (err == nil) || tt.starts != (started == 1) ||
+			err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: started %d times, %v; want started %t, or an error with %s",
+				name, started, err, tt.starts, tt.says)
 		}
 	}
 }

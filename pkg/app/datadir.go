@@ -17,17 +17,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 )
 
-// DataDir is a directory that belongs to one running daemon (R11). It remembers the daemon's incarnations, so that the
-// next start deregisters exactly its own.
+// DataDir is a directory that belongs to one running daemon (R11). When the daemon starts again, it deregisters the
+// incarnations in it.
 type DataDir struct {
 	path string
-	made []string // what this start has made: nothing, or the directory, its parent, and so on
+	made []string // the directories that this start has made: none, or the data directory, its parent, and so on
 	lock *os.File
 
 	mu sync.Mutex
 }
 
-// OpenDataDir makes the directory if it is missing and locks it. It fails when another daemon works in it.
+// OpenDataDir makes a missing directory and locks it. It fails if another daemon uses the directory.
 func OpenDataDir(ctx context.Context, path string) (*DataDir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -45,15 +45,16 @@ func OpenDataDir(ctx context.Context, path string) (*DataDir, error) {
 	if err := takeLock(ctx, lock); err != nil {
 		_ = lock.Close() // it was never written
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("data directory %s is in use by another daemon; give each its own with --data-dir", path)
+			return nil, fmt.Errorf("data directory %s is in use by another daemon; give each its own with --data-dir",
+				path)
 		}
 		return nil, fmt.Errorf("lock data directory %s: %w", path, err)
 	}
 	return &DataDir{path: path, made: made, lock: lock}, nil
 }
 
-// lockWait is how long the lock of a daemon that was killed may outlive it: what it was about to start has the lock's descriptor
-// until it has become another program.
+// lockWait is how long the lock can outlive a killed daemon: a process that it was starting has the lock's descriptor
+// until it executes its program.
 const lockWait = time.Second
 
 func takeLock(ctx context.Context, lock *os.File) (err error) {
@@ -64,8 +65,8 @@ func takeLock(ctx context.Context, lock *os.File) (err error) {
 	return err
 }
 
-// makeDataDir makes a directory that only its owner can enter, below ones that everybody can pass through: pods have users of
-// their own, and a preparer opens its directory for them. What is there keeps its mode.
+// makeDataDir makes a directory that only its owner can enter. Everybody can pass through the parents that it makes,
+// because a preparer opens its directory to the users of pods. Existing directories keep their mode.
 func makeDataDir(path string) (made []string, err error) {
 	missing := []string{path}
 	for above := filepath.Dir(path); ; above = filepath.Dir(above) {
@@ -83,10 +84,10 @@ func makeDataDir(path string) (made []string, err error) {
 		case err == nil:
 			made = slices.Insert(made, 0, dir)
 		case errors.Is(err, os.ErrExist):
-			made, err = nil, nil // what is above it is not ours alone any more
+			made, err = nil, nil // another program uses the directories above it, too
 		}
 		if err == nil && i > 0 {
-			err = os.Chmod(dir, mode) // whatever the umask is
+			err = os.Chmod(dir, mode) // despite the umask
 		}
 		if err != nil {
 			return made, err
@@ -95,18 +96,18 @@ func makeDataDir(path string) (made []string, err error) {
 	return made, nil
 }
 
-// discard removes what a start that failed has made. Nothing else than its own is in the first directory.
+// discard removes the directories that a failed start has made.
 func discard(made []string) {
 	for i, dir := range made {
 		if i == 0 {
-			_ = os.RemoveAll(dir) // what stays is a directory that nobody needs
+			_ = os.RemoveAll(dir) // on an error an unused directory is left
 		} else {
-			_ = os.Remove(dir) // somebody else may use it by now
+			_ = os.Remove(dir) // fails if another program uses it by now
 		}
 	}
 }
 
-// Discard removes the directory if this start has made it, with the parents that it made. It is for a start that failed.
+// Discard removes the directories that this start has made, after it failed.
 func (d *DataDir) Discard() { discard(d.made) }
 
 // Path returns the absolute path of a file or directory inside.
@@ -115,8 +116,8 @@ func (d *DataDir) Path(name string) string { return filepath.Join(d.path, name) 
 // Close lets another daemon use the directory.
 func (d *DataDir) Close() { _ = d.lock.Close() } // closing releases the lock; the file holds nothing
 
-// Incarnations implements consul.Journal. A file that cannot be read counts as empty: what it named dies by itself within
-// the TTL.
+// Incarnations implements consul.Journal. An invalid file is taken for an empty one, because the incarnations in it end
+// within the TTL anyway.
 func (d *DataDir) Incarnations() ([]string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -35,20 +35,20 @@ import (
 
 // DevConfig describes a development cluster on this machine.
 type DevConfig struct {
-	Dir    string // logs, data and sockets; short, because socket paths must be
+	Dir    string // logs, data and sockets; short, because the kernel limits the paths of sockets
 	Bin    string // directory of the farm and preparer programs
 	Consul string // path of the Consul program
 	Port   int    // Consul's HTTP port; zero picks a free one
 	Farms  int
 	Nodes  int
 	TTL    time.Duration
-	// Scheduler is what its farms ask for nodes in place of the built-in one, if it has a URL.
+	// Scheduler is the outside scheduler of the farms; without a URL they use the built-in one.
 	Scheduler remote.Config
-	// Say is told what happens, one line at a time.
+	// Say gets each line about the progress.
 	Say func(line string)
 }
 
-// Limits of a development cluster: node addresses are 127.1.0.1 to 127.1.0.250, and each daemon costs memory.
+// Node addresses are 127.1.0.1 to 127.1.0.250, and each daemon costs memory.
 const (
 	maxDevNodes = 250
 	maxDevFarms = 4
@@ -56,34 +56,34 @@ const (
 )
 
 // Validate reports every mistake.
-func (c *DevConfig) Validate() error {
+func (d *DevConfig) Validate() error {
 	var errs field.Errors
-	if c.Nodes < 1 || c.Nodes > maxDevNodes {
-		errs.Add("nodes", c.Nodes, fmt.Sprintf("a whole number from 1 to %d", maxDevNodes))
+	if d.Nodes < 1 || d.Nodes > maxDevNodes {
+		errs.Add("nodes", d.Nodes, fmt.Sprintf("a whole number from 1 to %d", maxDevNodes))
 	}
-	if c.Farms < 1 || c.Farms > maxDevFarms {
-		errs.Add("farms", c.Farms, fmt.Sprintf("a whole number from 1 to %d", maxDevFarms))
+	if d.Farms < 1 || d.Farms > maxDevFarms {
+		errs.Add("farms", d.Farms, fmt.Sprintf("a whole number from 1 to %d", maxDevFarms))
 	}
-	if len(c.Dir) > maxDevDir || !filepath.IsAbs(c.Dir) {
-		errs.Add("dir", c.Dir, fmt.Sprintf("an absolute path of at most %d bytes, because sockets live below it", maxDevDir))
+	if len(d.Dir) > maxDevDir || !filepath.IsAbs(d.Dir) {
+		errs.Add("dir", d.Dir,
+			fmt.Sprintf("an absolute path of at most %d bytes, because sockets live below it", maxDevDir))
 	}
-	if c.TTL < MinTTL || c.TTL > node.MaxTTL {
-		errs.Add("ttl", c.TTL.String(), "a length of time from 1s to 1m")
+	if d.TTL < MinTTL || d.TTL > node.MaxTTL {
+		errs.Add("ttl", d.TTL.String(), "a length of time from 1s to 1m")
 	}
-	if c.Port < 0 || c.Port > 65535 {
-		errs.Add("consul-port", c.Port, "a TCP port, or 0 for a free one")
+	if d.Port < 0 || d.Port > 65535 {
+		errs.Add("consul-port", d.Port, "a TCP port, or 0 for a free one")
 	}
-	if c.Scheduler != (remote.Config{}) {
-		errs = append(errs, c.Scheduler.Check()...)
+	if d.Scheduler != (remote.Config{}) {
+		errs = append(errs, d.Scheduler.Check()...)
 	}
 	return errs.Err()
 }
 
-// farmArgs returns what a farm is told besides what all daemons are.
-func (c *DevConfig) farmArgs(name string) []string {
+func (d *DevConfig) farmArgs(name string) []string {
 	args := []string{"--id", name}
-	if c.Scheduler.URL != "" {
-		args = append(args, "--scheduler-url", c.Scheduler.URL)
+	if d.Scheduler.URL != "" {
+		args = append(args, "--scheduler-url", d.Scheduler.URL)
 	}
 	return args
 }
@@ -94,7 +94,6 @@ type DevState struct {
 	PIDs       map[string]int `json:"pids"` // by process: consul, farm-1, n1, ...
 }
 
-// devCluster is a running development cluster.
 type devCluster struct {
 	cfg  DevConfig
 	line *LifelineServer
@@ -108,14 +107,14 @@ type devCluster struct {
 
 const (
 	lifelineName   = "life.sock"
-	restartAfter   = 200 * time.Millisecond // a daemon that ended is started again, as a service manager would
+	restartAfter   = 200 * time.Millisecond // pause before a daemon that ended is started again
 	devStartLimit  = 60 * time.Second
 	devEndLimit    = 20 * time.Second
 	devNodePollGap = 50 * time.Millisecond
 )
 
-// RunDev runs a development cluster until ctx ends. When it returns, every process of it has ended: Consul, daemons,
-// supervisors and pods. They end too when this process is killed.
+// RunDev runs a development cluster until ctx ends. Before it returns, all processes of the cluster have ended: Consul,
+// daemons, supervisors and pods. They also end when this process is killed.
 func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error) {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -135,7 +134,7 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 	d := &devCluster{cfg: cfg, line: line, state: DevState{PIDs: map[string]int{}}}
 	group, ctx := errgroup.WithContext(ctx)
 	defer func() {
-		err = errors.Join(err, d.end(context.WithoutCancel(ctx), group)) // the end takes as long as it takes
+		err = errors.Join(err, d.end(context.WithoutCancel(ctx), group)) // ctx has ended; end has its own limit
 	}()
 	if err := d.startConsul(ctx, group); err != nil {
 		return err
@@ -150,7 +149,7 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 		address := fmt.Sprintf("127.1.0.%d", i+1)
 		group.Go(func() error {
 			args := []string{"--node", name, "--address", address, "--label", "rack=" + rack}
-			if !CanHaveUsers() { // as in a user namespace with one user
+			if !CanHaveUsers() { // for example in a user namespace with one user
 				args = append(args, "--isolation", IsolationOff)
 			}
 			return d.keep(ctx, name, "preparer", args...)
@@ -165,14 +164,14 @@ func RunDev(ctx context.Context, cfg DevConfig, ready func(DevState)) (err error
 	return context.Cause(ctx)
 }
 
-// makeDevDirs makes what is missing of the cluster's directory. Pods have users of their own, who pass through it to their data
-// whatever the umask is; one that is there already stays as it is.
+// makeDevDirs makes the cluster's directories. Users of pods must be able to pass through to the pods' data, so it sets
+// the modes despite the umask. If dir itself exists, it keeps its mode.
 func makeDevDirs(dir string) error {
 	modes := map[string]os.FileMode{"logs": 0o700, "data": 0o711, "consul": 0o700}
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		modes["."] = 0o711
 	}
-	for _, name := range slices.Sorted(maps.Keys(modes)) { // itself first
+	for _, name := range slices.Sorted(maps.Keys(modes)) { // "." is the first
 		path := filepath.Join(dir, name)
 		if err := cmp.Or(os.MkdirAll(path, modes[name]), os.Chmod(path, modes[name])); err != nil {
 			return err
@@ -181,32 +180,26 @@ func makeDevDirs(dir string) error {
 	return nil
 }
 
-// conns returns how many connections the daemons of the cluster may have, which all come from one address, and as many more
-// for people as Consul lets one address have by default.
-func (c *DevConfig) conns() int {
+func (d *DevConfig) conns() int {
 	const people = 200
-	return c.Farms*farmConns + c.Nodes*preparerConns + people
+	return d.Farms*farmConns + d.Nodes*preparerConns + people
 }
 
-// ErrPortTaken says that another program has the port that Consul was to have. Nothing was asked of it, and nothing
-// written.
+// ErrPortTaken means that another program has the port for Consul. It got no request, and nothing was written.
 var ErrPortTaken = errors.New("another program has the port")
 
-// takenError says what to do about it.
 func takenError(port int, err error) error {
-	return fmt.Errorf("consul-port: %w: %d is in use on 127.0.0.1 (%w), and a development cluster uses no Consul that it has not started; name another port, or 0 for a free one",
+	return fmt.Errorf("consul-port: %w: %d is in use on 127.0.0.1 (%w), and a development cluster uses only a Consul "+
+		"that it has started; name another port, or 0 for a free one",
 		ErrPortTaken, port, err)
 }
 
-// errConsulEnded says that Consul ended before it was ready, as where another program has taken one of its ports
-// meanwhile.
+// errConsulEnded means that Consul ended before it was ready, perhaps because another program took one of its ports.
 var errConsulEnded = errors.New("consul ended")
 
-// consulTries is how often Consul is started on other free ports where it ends before it is ready.
+// consulTries is how often Consul is started, on other free ports each time, if it ends before it is ready.
 const consulTries = 3
 
-// startConsul starts Consul, and waits until the one that it has started answers. Nothing else speaks to what is at
-// that address before.
 func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) error {
 	for try := 1; ; try++ {
 		err := d.tryConsul(ctx, group)
@@ -219,7 +212,7 @@ func (d *devCluster) startConsul(ctx context.Context, group *errgroup.Group) err
 	}
 }
 
-// tryConsul starts Consul once. It knows nothing of lifelines.
+// tryConsul starts Consul once, outside the lifeline: end kills it.
 func (d *devCluster) tryConsul(ctx context.Context, group *errgroup.Group) error {
 	server, err := devserver.New(ctx, devserver.Config{
 		Bin: d.cfg.Consul, Dir: filepath.Join(d.cfg.Dir, "consul"), Port: d.cfg.Port, MaxClientConns: d.cfg.conns(),
@@ -229,9 +222,13 @@ func (d *devCluster) tryConsul(ctx context.Context, group *errgroup.Group) error
 	}
 	d.state.ConsulAddr = server.Addr // nothing else runs yet
 	started, ended := make(chan error, 1), make(chan struct{})
-	var exit error // why Consul has ended, once it has
+	var exit error // why Consul ended; set before ended is closed
+	waitCtx, stop := context.WithTimeout(ctx, devStartLimit)
+	defer stop()
 	group.Go(func() error {
-		// The kernel kills Consul when this thread ends, as it does when this process is killed: so this must stay the thread that started it.
+		defer stop() // Consul has ended: WaitReady need not wait any longer
+		// The kernel kills Consul when the thread that started it ends. So it ends when this process is killed, and
+		// this goroutine must keep its thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(ended)
@@ -239,24 +236,14 @@ func (d *devCluster) tryConsul(ctx context.Context, group *errgroup.Group) error
 		d.consul = cmd
 		started <- err
 		if err == nil {
-			exit = fmt.Errorf("%w (%v); see %s", errConsulEnded, cmd.Wait(), d.log("consul")) //nolint:errorlint // it may be nil
+			why := cmd.Wait()
+			exit = fmt.Errorf("%w (%v); see %s", errConsulEnded, why, d.log("consul")) //nolint:errorlint // may be nil
 		}
 		return nil
 	})
 	if err := <-started; err != nil {
 		return err
 	}
-	waitCtx, cancel := context.WithTimeout(ctx, devStartLimit)
-	defer cancel()
-	waitCtx, stop := context.WithCancel(waitCtx)
-	defer stop()
-	go func() {
-		select {
-		case <-ended:
-			stop()
-		case <-waitCtx.Done():
-		}
-	}()
 	if err := devserver.WaitReady(waitCtx, server.Identity); err != nil {
 		select {
 		case <-ended:
@@ -281,14 +268,14 @@ func (d *devCluster) lifeline() string { return filepath.Join(d.cfg.Dir, lifelin
 
 func (d *devCluster) log(name string) string { return filepath.Join(d.cfg.Dir, "logs", name+".log") }
 
-// start starts one process with its output in its log, in a process group of its own: Ctrl-C is for us alone. death is the signal that it
-// gets when the thread ends that started it; zero: none.
+// start starts one process with a log. The process has its own process group, because only rcctl dev should get the
+// signal of Ctrl-C. It gets the signal death when the thread that started it ends; zero: no signal.
 func (d *devCluster) start(name, program string, death syscall.Signal, args ...string) (*exec.Cmd, error) {
 	log, err := os.OpenFile(d.log(name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()                     // the child has its own
+	defer log.Close()                     // the child has its own descriptor
 	cmd := exec.Command(program, args...) //nolint:noctx // the lifeline ends it
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: death}
@@ -311,12 +298,11 @@ func (d *devCluster) snapshot() DevState {
 	return d.state
 }
 
-// keep runs a daemon and starts it again whenever it ends.
 func (d *devCluster) keep(ctx context.Context, name, program string, args ...string) error {
 	all := append([]string{
 		"--consul-addr", d.snapshot().ConsulAddr, "--data-dir", filepath.Join(d.cfg.Dir, "data", name),
 		"--lifeline", d.lifeline(), "--ttl", d.cfg.TTL.String(),
-		"--debug-addr", "127.0.0.1:0", // any: many daemons on one machine; their logs say which
+		"--debug-addr", "127.0.0.1:0", // any port, because many daemons run here; each log has its port
 	}, args...)
 	for {
 		cmd, err := d.start(name, filepath.Join(d.cfg.Bin, program), 0, all...)
@@ -329,12 +315,11 @@ func (d *devCluster) keep(ctx context.Context, name, program string, args ...str
 		}
 		d.cfg.Say(fmt.Sprintf("%s ended (%v); starting it again", name, err))
 		if wait.Pause(ctx, restartAfter) != nil {
-			return nil //nolint:nilerr // it is not started again because the cluster ends
+			return nil //nolint:nilerr // the cluster ends
 		}
 	}
 }
 
-// waitNodes returns when every node is in the store and alive.
 func (d *devCluster) waitNodes(ctx context.Context) error {
 	client, err := consul.New(consul.Config{Address: d.snapshot().ConsulAddr, MaxConns: 1})
 	if err != nil {
@@ -346,25 +331,27 @@ func (d *devCluster) waitNodes(ctx context.Context) error {
 		return err
 	}
 	alive := 0
-	err = poll.PollUntilContextTimeout(ctx, devNodePollGap, devStartLimit, true, func(ctx context.Context) (bool, error) {
-		nodes, _, err := store.New(client, keys).Nodes.List(ctx, store.Default)
-		alive = len(slices.DeleteFunc(nodes, func(n store.Rec[node.Node]) bool { return n.Session == "" }))
-		return err == nil && alive == d.cfg.Nodes, nil
-	})
+	err = poll.PollUntilContextTimeout(ctx, devNodePollGap, devStartLimit, true,
+		func(ctx context.Context) (bool, error) {
+			nodes, _, err := store.New(client, keys).Nodes.List(ctx, store.Default)
+			alive = len(slices.DeleteFunc(nodes, func(n store.Rec[node.Node]) bool { return n.Session == "" }))
+			return err == nil && alive == d.cfg.Nodes, nil
+		})
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		return fmt.Errorf("%d of %d nodes are alive after %s; see the logs in %s", alive, d.cfg.Nodes, devStartLimit, filepath.Join(d.cfg.Dir, "logs"))
+		return fmt.Errorf("%d of %d nodes are alive after %s; see the logs in %s",
+			alive, d.cfg.Nodes, devStartLimit, filepath.Join(d.cfg.Dir, "logs"))
 	}
 	return nil
 }
 
-// end breaks the lifeline, which every process of the cluster holds, and waits for all of them.
+// end kills Consul, breaks the lifeline that all other processes of the cluster hold, and waits until they have ended.
 func (d *devCluster) end(ctx context.Context, group *errgroup.Group) error {
 	d.ending.Store(true)
 	if d.consul != nil {
-		_ = d.consul.Process.Kill() // it keeps nothing that a clean end would save
+		_ = d.consul.Process.Kill() // Consul in dev mode has nothing to save
 	}
 	ctx, cancel := context.WithTimeout(ctx, devEndLimit)
 	defer cancel()
@@ -378,8 +365,8 @@ func (d *devCluster) end(ctx context.Context, group *errgroup.Group) error {
 	return err
 }
 
-// waitGone waits for processes that were being started while the cluster ended: they find the lifeline cut and end by
-// themselves, but were never connected to it.
+// waitGone waits for processes that were being started while the cluster ended. They never held the lifeline, find it
+// broken, and end by themselves.
 func (d *devCluster) waitGone(ctx context.Context) error {
 	var left []string
 	err := poll.PollUntilContextCancel(ctx, devNodePollGap, true, func(context.Context) (_ bool, err error) {
@@ -392,7 +379,6 @@ func (d *devCluster) waitGone(ctx context.Context) error {
 	return err
 }
 
-// namedInCommandLine returns the other processes that have text in their command lines.
 func namedInCommandLine(text string) ([]string, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -401,7 +387,7 @@ func namedInCommandLine(text string) ([]string, error) {
 	var pids []string
 	for _, file := range files {
 		pid := filepath.Base(filepath.Dir(file))
-		line, err := os.ReadFile(file) // a process that ends meanwhile has none
+		line, err := os.ReadFile(file) // a process that ends meanwhile has no such file
 		if err == nil && strings.Contains(string(line), text) && pid != strconv.Itoa(os.Getpid()) {
 			pids = append(pids, pid)
 		}

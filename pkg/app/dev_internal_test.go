@@ -11,9 +11,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul/devserver"
 )
 
-// Pods have users of their own, and pass through the directory of a development cluster whatever the umask is. One that is there
-// is its owner's.
-func TestDevDirs(t *testing.T) { //nolint:paralleltest // it sets the umask of the process
+// Users of pods can pass through the directory of a development cluster, with any umask. An existing directory
+// keeps its mode.
+func TestDevDirsLetPodsPass(t *testing.T) { //nolint:paralleltest // it sets the umask of the process
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	parent := t.TempDir()
@@ -28,7 +28,8 @@ func TestDevDirs(t *testing.T) { //nolint:paralleltest // it sets the umask of t
 		}
 	}
 	for path, want := range map[string]os.FileMode{
-		fresh: 0o711, filepath.Join(fresh, "data"): 0o711, filepath.Join(fresh, "logs"): 0o700, filepath.Join(fresh, "consul"): 0o700, mine: 0o700,
+		fresh: 0o711, filepath.Join(fresh, "data"): 0o711, filepath.Join(fresh, "logs"): 0o700,
+		filepath.Join(fresh, "consul"): 0o700, mine: 0o700,
 	} {
 		info, err := os.Stat(path)
 		if err != nil || info.Mode().Perm() != want {
@@ -37,7 +38,7 @@ func TestDevDirs(t *testing.T) { //nolint:paralleltest // it sets the umask of t
 	}
 }
 
-// All farms of a development cluster ask the scheduler that somebody tries out.
+// All farms of a development cluster use the outside scheduler.
 func TestDevFarmsAskTheScheduler(t *testing.T) {
 	t.Parallel()
 	cfg := DevConfig{}
@@ -45,15 +46,20 @@ func TestDevFarmsAskTheScheduler(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	cfg.Scheduler.URL = "http://127.0.0.1:7470"
-	if got := cfg.farmArgs("farm-2"); !slices.Equal(got, []string{"--id", "farm-2", "--scheduler-url", "http://127.0.0.1:7470"}) {
+	if got := cfg.farmArgs("farm-2"); !slices.Equal(got,
+		[]string{"--id", "farm-2", "--scheduler-url", "http://127.0.0.1:7470"}) {
 		t.Errorf("%v", got)
 	}
 }
 
-// Consul takes the connections of all daemons of the largest cluster, which come from one address.
-func TestDevConns(t *testing.T) {
+// Consul accepts the connections of all daemons of the largest cluster, which come from one address.
+func TestConsulOfDevTakesAllConnections(t *testing.T) {
 	t.Parallel()
-	for _, cfg := range []DevConfig{{Farms: 1, Nodes: 35}, {Farms: 4, Nodes: 8}, {Farms: maxDevFarms, Nodes: maxDevNodes}} {
+	for _, cfg := range []DevConfig{
+		{Farms: 1, Nodes: 35},
+		{Farms: 4, Nodes: 8},
+		{Farms: maxDevFarms, Nodes: maxDevNodes},
+	} {
 		if got, need := cfg.conns(), cfg.Farms*60+cfg.Nodes*6; got < need {
 			t.Errorf("%d farms and %d nodes: %d connections, of %d", cfg.Farms, cfg.Nodes, got, need)
 		}

@@ -12,48 +12,46 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// The exit codes of farm and preparer. A service manager need not start a daemon again after ExitConfig: it would end
-// in the same way.
+// Exit codes of farm and preparer. After ExitConfig a service manager need not start the daemon again, because it would
+// end in the same way.
 const (
 	ExitDone   = 0
 	ExitError  = 1
 	ExitConfig = 2
 )
 
-// ExitCodes say what each exit code of the daemons means, from 0 on.
+// ExitCodes has the meaning of each exit code of the daemons, from 0 on.
 var ExitCodes = [...]string{
 	ExitDone:   "ended in order, by SIGTERM or SIGINT; also after `--help` and `--version`",
-	ExitError:  "any other error, also at a second signal; another start may mend it",
-	ExitConfig: "a flag that is not there, or not allowed; nothing was started, and only another command line mends it",
+	ExitError:  "any other error, also a second signal; another start may succeed",
+	ExitConfig: "an unknown flag, or a value that is not allowed; nothing was started; correct the command line",
 }
 
-// configError is an error that only another command line mends.
 type configError struct{ err error }
 
-func (e *configError) Error() string { return e.err.Error() }
-func (e *configError) Unwrap() error { return e.err }
+func (c *configError) Error() string { return c.err.Error() }
+func (c *configError) Unwrap() error { return c.err }
 
-// onHost are the flags that are wrong because of what is on the machine, such as a file system that is mounted later.
+// onHost are flags that name files which may be mounted later, so their values may be right at the next start.
 var onHost = []string{"hooks-dir", "node-token-dir", "node-ca"}
 
-// misconfigured marks an error in the daemon's flags. An error about something on the machine is not marked, because it
-// may be gone at the next start.
+// misconfigured makes an error in flags a configError, unless it is only about the flags onHost.
 func misconfigured(err error) error {
-	if all, is := errors.AsType[field.Errors](err); is && !slices.ContainsFunc(all, func(e *field.Error) bool { return !slices.Contains(onHost, e.Field) }) {
+	if all, is := errors.AsType[field.Errors](err); is &&
+		!slices.ContainsFunc(all, func(e *field.Error) bool { return !slices.Contains(onHost, e.Field) }) {
 		return err
 	}
 	return &configError{err}
 }
 
-// onUsageError keeps the library from printing its help: Exit prints the error, and nothing else.
+// onUsageError keeps the library from printing its help.
 func onUsageError(_ *cli.Context, err error, _ bool) error {
 	return misconfigured(fmt.Errorf("%w; see --help", err))
 }
 
-// exitNowhere keeps the library from ending the program.
 func exitNowhere(*cli.Context, error) {}
 
-// Exit says why a daemon ended, in one line where the error is one, and returns the exit code.
+// Exit prints why a daemon ended, and returns the exit code.
 func Exit(stderr io.Writer, program string, err error) int {
 	if Clean(err) {
 		return ExitDone
@@ -65,6 +63,6 @@ func Exit(stderr io.Writer, program string, err error) int {
 	return ExitError
 }
 
-// CrashBySignal makes a panic, and any other fatal error of the Go runtime, end the program by SIGABRT. By default such
-// an error ends it with status 2. Here 2 means a wrong command line, and a service manager may then not restart it.
+// CrashBySignal makes a panic, or another fatal error of the Go runtime, end the program by SIGABRT. By default it
+// would end with status 2, which means a wrong command line here, and a service manager would not restart it.
 func CrashBySignal() { debug.SetTraceback("crash") }

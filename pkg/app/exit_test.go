@@ -15,7 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// A daemon with a wrong command line says so in one line and ends with 2. What another start may mend ends with 1.
+// A daemon with a wrong command line prints one line and ends with 2. After another error, another start may succeed,
+// and the daemon ends with 1.
 func TestExitCodes(t *testing.T) {
 	dir := t.TempDir()
 	farm := func(args ...string) error {
@@ -58,7 +59,10 @@ func TestExitCodes(t *testing.T) {
 		"preparer's hooks":          {preparer("--hooks-dir", "/no/such"), 1, "hooks-dir"},
 		"address of all":            {preparer("--address", "0.0.0.0"), 2, "address"},
 		"address of many":           {preparer("--address", "224.0.0.1"), 2, "address"},
-		"supervisor's unknown flag": {preparer("supervise", "--dir", dir, "--no-such-flag"), 2, "flag provided but not defined"},
+		"supervisor's unknown flag": {
+			preparer("supervise", "--dir", dir, "--no-such-flag"), 2,
+			"flag provided but not defined",
+		},
 		"supervisor's argument":     {preparer("supervise", "--dir", dir, "extra"), 2, "unexpected argument"},
 		"supervisor's missing flag": {preparer("supervise"), 2, "dir: missing"},
 		"signal":                    {fmt.Errorf("%w: terminated", app.ErrSignal), 0, ""},
@@ -66,28 +70,33 @@ func TestExitCodes(t *testing.T) {
 	} {
 		var out strings.Builder
 		program, _, _ := strings.Cut(tt.says, ":")
-		if got := app.Exit(&out, program, tt.err); got != tt.want || !strings.Contains(out.String(), tt.says) || strings.Count(out.String(), "\n") > 2 {
+		if got := app.Exit(&out, program, tt.err); got != tt.want || !strings.Contains(out.String(), tt.says) ||
+			strings.Count(out.String(), "\n") > 2 {
 			t.Errorf("%s: %d, want %d, and %q in\n%s", name, got, tt.want, tt.says, out.String())
 		}
 	}
 }
 
 // The library prints nothing besides the error.
-func TestUsageErrorsAreSaidAlone(t *testing.T) {
+func TestUsageErrorsArePrintedAlone(t *testing.T) {
 	var out strings.Builder
 	for _, args := range [][]string{{"farm", "--no-such-flag"}, {"farm", "--workers", "many"}} {
 		cmd := app.FarmCommand(func(app.FarmConfig) error { return nil })
 		cmd.Writer, cmd.ErrWriter = &out, &out
 		err := cmd.RunContext(t.Context(), args)
-		prep := app.PreparerCommand(func(app.PreparerConfig) error { return nil }, func(app.SupervisorConfig) error { return nil })
+		prep := app.PreparerCommand(func(app.PreparerConfig) error { return nil }, func(app.SupervisorConfig) error {
+			return nil
+		})
 		prep.Writer, prep.ErrWriter = &out, &out
-		if err = errors.Join(err, prep.RunContext(t.Context(), args), prep.RunContext(t.Context(), []string{"preparer", "supervise", "--no-such-flag"})); err == nil || out.Len() > 0 {
+		err = errors.Join(err, prep.RunContext(t.Context(), args),
+			prep.RunContext(t.Context(), []string{"preparer", "supervise", "--no-such-flag"}))
+		if err == nil || out.Len() > 0 {
 			t.Errorf("%v: %v, printed\n%s", args, err, out.String())
 		}
 	}
 }
 
-// panicEnv has this test program panic as a daemon would.
+// panicEnv makes this test program panic in the same way as a daemon.
 const panicEnv = "APP_TEST_PANIC"
 
 func TestMain(m *testing.M) {
@@ -104,8 +113,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// No fault of a daemon ends with the exit code of a wrong command line, after which its unit would stay stopped.
-func TestAPanicIsNoWrongCommandLine(t *testing.T) {
+// A panic does not end with the exit code of a wrong command line, because systemd does not restart the daemon after
+// that code.
+func TestAPanicEndsBySignal(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"panic", "wait"} {
 		cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0])

@@ -26,92 +26,94 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler/remote"
 )
 
-// farmConns is how many connections a farm may take of its agent (P8).
+// farmConns is the most connections that a farm opens to its agent (P8).
 const farmConns = consul.DefaultMaxConns + consul.LivenessConns
 
-// FarmConfig is what a farm daemon is told.
+// FarmConfig is the configuration of a farm daemon.
 type FarmConfig struct {
 	Common
 	ID      string // stable name, unique among the farms
 	Workers int    // controllers worked on at once
 	// RCSelector confines the farm to controllers with matching labels; empty: all.
 	RCSelector string
-	Nodes      NodeAccess // for those that are told of their intents, in place of a standing query
-	Session    string     // who vouches for the farm: a consul.SessionMode
-	// Uncoordinated has the farm take the lead whenever nobody has it, and ask nobody (ADR 21).
+	Nodes      NodeAccess // for pushes to nodes that have no standing query
+	Session    string     // how Consul checks that the farm lives: a consul.SessionMode
+	// Uncoordinated: the farm leads whenever no farm does, and does not ask the others (ADR 21).
 	Uncoordinated bool
-	// ForgetNodeAfter is for how long a node's machine must have been gone before the leader removes its records; zero: it never does.
+	// ForgetNodeAfter is the time after which the leader removes the records of a node whose machine is gone; zero:
+	// never.
 	ForgetNodeAfter time.Duration
-	// SweepOrphansAfter is for how long a controller must have been gone before the leader asks for the end of what nodes are told of it; zero: it
-	// never does.
+	// SweepOrphansAfter is the time after which the leader requests the stop of pods with intents whose controller is
+	// gone; zero: never.
 	SweepOrphansAfter time.Duration
-	MetricsLabel      string // of controllers, by whose values the leader counts replicas; empty: all together
-	// Scheduler is asked for nodes in place of the built-in one; nil: the one that SchedulerAt leads to, if that has a URL. Only one of the
-	// two may be set. docs/examples/farm is a program that sets it.
+	MetricsLabel      string // the leader counts replicas by values of this label of controllers; empty: all together
+	// Scheduler chooses nodes; nil: the one at SchedulerAt, or without a URL there the built-in one. Set only one of
+	// the two. docs/examples/farm is a program that sets Scheduler.
 	Scheduler   scheduler.Scheduler
 	SchedulerAt remote.Config
-	// Alerter is told of incidents; nil: the log, and AlertWebhook if that is a URL. Only one of the two may be set.
+	// Alerter gets incidents; nil: the log, and AlertWebhook if it is set. Set only one of the two.
 	Alerter      alert.Alerter
 	AlertWebhook string
 }
 
-// minForgetAfter is for how long at least a node or a controller is gone before the leader acts.
 const minForgetAfter = 10 * time.Second
 
 // Validate reports every mistake.
-func (c *FarmConfig) Validate() error {
+func (f *FarmConfig) Validate() error {
 	var errs field.Errors
-	errs.CheckName("id", c.ID)
-	if c.Workers < 1 || c.Workers > 256 {
-		errs.Add("workers", c.Workers, "a whole number from 1 to 256")
+	errs.CheckName("id", f.ID)
+	if f.Workers < 1 || f.Workers > 256 {
+		errs.Add("workers", f.Workers, "a whole number from 1 to 256")
 	}
-	switch mode := consul.SessionMode(c.Session); mode {
+	switch mode := consul.SessionMode(f.Session); mode {
 	case consul.ByCheck, consul.ByTTL:
 	default:
-		errs.Add("session", c.Session, fmt.Sprintf("%s (the local agent vouches for the farm) or %s (no local agent is needed; loss is seen after 10 to 20 s)", consul.ByCheck, consul.ByTTL))
+		errs.Add("session", f.Session,
+			fmt.Sprintf("%s (the local agent checks that the farm lives) or %s (no local agent is needed; a loss is "+
+				"noticed after 10 to 20 s)", consul.ByCheck, consul.ByTTL))
 	}
-	late := func(flag string, after time.Duration) {
+	atLeast := func(flag string, after time.Duration) {
 		if after != 0 && after < minForgetAfter {
-			errs.Add(flag, after.String(), "0 (never) or a length of time from 10s on")
+			errs.Add(flag, after.String(), "0 (never) or a length of time of 10s or more")
 		}
 	}
-	late("forget-node-after", c.ForgetNodeAfter)
-	late("sweep-orphans-after", c.SweepOrphansAfter)
-	if label := c.MetricsLabel; label != "" && len(validation.IsQualifiedName(label)) > 0 {
+	atLeast("forget-node-after", f.ForgetNodeAfter)
+	atLeast("sweep-orphans-after", f.SweepOrphansAfter)
+	if label := f.MetricsLabel; label != "" && len(validation.IsQualifiedName(label)) > 0 {
 		errs.Add("metrics-label", label, `the key of a label, such as "team" or "example.com/team"`)
 	}
 	switch {
-	case c.SchedulerAt == remote.Config{}:
-	case c.Scheduler != nil:
-		errs.Add("scheduler-url", c.SchedulerAt.URL, "none of the flags of an outside scheduler, as this program has a scheduler of its own")
+	case f.SchedulerAt == remote.Config{}:
+	case f.Scheduler != nil:
+		errs.Add("scheduler-url", f.SchedulerAt.URL,
+			"no flag of an outside scheduler, because this program has a scheduler of its own")
 	default:
-		errs = append(errs, c.SchedulerAt.Check()...)
+		errs = append(errs, f.SchedulerAt.Check()...)
 	}
 	switch {
-	case c.AlertWebhook == "":
-	case c.Alerter != nil:
-		errs.Add("alert-webhook", hidden, "none, as this program has an alerter of its own")
-	case webhook.CheckURL("", c.AlertWebhook) != nil: // what is wrong with it may be a secret
+	case f.AlertWebhook == "":
+	case f.Alerter != nil:
+		errs.Add("alert-webhook", hidden, "no URL, because this program has an alerter of its own")
+	case webhook.CheckURL("", f.AlertWebhook) != nil: // its error may contain a secret
 		errs.Add("alert-webhook", hidden, `a URL such as "https://alerts.example/rcfarm", without a user or a password`)
 	}
-	if _, err := rc.ParseSelector(c.RCSelector); err != nil {
-		errs.Add("rc-selector", c.RCSelector, `a Kubernetes label selector, such as "env=prod"`)
+	if _, err := rc.ParseSelector(f.RCSelector); err != nil {
+		errs.Add("rc-selector", f.RCSelector, `a Kubernetes label selector, such as "env=prod"`)
 	}
-	c.Nodes.check(&errs)
-	c.validate(&errs)
+	f.Nodes.check(&errs)
+	f.validate(&errs)
 	return errs.Err()
 }
 
-// hidden stands for the URL of the webhook for alerts, which may be a secret.
+// hidden replaces the alert webhook's URL, which may be a secret.
 const hidden = "(not shown)"
 
-// asks names the scheduler that is asked for nodes, for the log.
-func (c *FarmConfig) asks() string {
+func (f *FarmConfig) schedulerName() string {
 	switch {
-	case c.SchedulerAt.URL != "":
-		return c.SchedulerAt.URL
-	case c.Scheduler != nil:
-		return fmt.Sprintf("of this program (%T)", c.Scheduler)
+	case f.SchedulerAt.URL != "":
+		return f.SchedulerAt.URL
+	case f.Scheduler != nil:
+		return fmt.Sprintf("of this program (%T)", f.Scheduler)
 	default:
 		return "built-in"
 	}
@@ -128,11 +130,11 @@ type Farm struct {
 	pusher    *push.Pusher
 	sender    *nodeSender
 	readiness readiness
-	hook      *alert.Hook               // nil: none was asked for
-	worker    atomic.Pointer[farm.Farm] // under the present session, or the last
+	hook      *alert.Hook               // nil: no --alert-webhook
+	worker    atomic.Pointer[farm.Farm] // of the present session, or of the last one
 }
 
-// NewFarm opens everything that the daemon needs except Consul, which may be away for now.
+// NewFarm opens everything that the daemon needs. Consul may be unreachable.
 func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, misconfigured(err)
@@ -143,18 +145,23 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	}
 	reg := obs.NewRegistry()
 	b.obstacles = b.newObstacles(reg, "farm")
-	f := &Farm{base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: roll.NewMetrics(reg), cleaned: janitor.NewMetrics(reg)}
+	f := &Farm{
+		base: b, cfg: cfg, metrics: farm.NewMetrics(reg), counts: roll.NewMetrics(reg),
+		cleaned: janitor.NewMetrics(reg),
+	}
 	f.sender, err = newNodeSender(cfg.Nodes)
 	if err == nil {
 		b.undo = append(b.undo, f.sender.close)
-		f.pusher = push.New(push.Config{Send: f.sender.send, Log: b.log.WithField(obs.FarmID, cfg.ID), Metrics: push.NewMetrics(reg)})
+		f.pusher = push.New(push.Config{
+			Send: f.sender.send, Log: b.log.WithField(obs.FarmID, cfg.ID), Metrics: push.NewMetrics(reg),
+		})
 		f.debug, err = b.openDebug(ctx, reg, f.readiness.Ready)
 	}
 	if err == nil && cfg.Scheduler == nil && cfg.SchedulerAt.URL != "" {
-		var asked *remote.Client
-		if asked, err = remote.New(cfg.SchedulerAt); err == nil {
-			b.undo = append(b.undo, asked.Close)
-			f.cfg.Scheduler = asked
+		var outside *remote.Client
+		if outside, err = remote.New(cfg.SchedulerAt); err == nil {
+			b.undo = append(b.undo, outside.Close)
+			f.cfg.Scheduler = outside
 		}
 	}
 	if cfg.AlertWebhook != "" {
@@ -167,11 +174,14 @@ func NewFarm(ctx context.Context, cfg FarmConfig) (*Farm, error) {
 	return f, err
 }
 
-// Run works until ctx ends. Then it stops working, gives up its locks, and returns the cause.
+// Run works until ctx ends. Then it gives up its locks, and returns the cause.
 func (f *Farm) Run(ctx context.Context) error {
 	defer f.close()
 	defer runtime.KeepAlive(RoomyHeap())
-	f.log.WithFields(obs.Fields{obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version, "emulates": f.store.Emulates(), "scheduler": f.cfg.asks()}).Info("farm starts")
+	f.log.WithFields(obs.Fields{
+		obs.FarmID: f.cfg.ID, obs.PID: os.Getpid(), "version": Version,
+		"emulates": f.store.Emulates(), "scheduler": f.cfg.schedulerName(),
+	}).Info("farm starts")
 	parts := []func(context.Context) error{f.own, f.debug.Run, f.pusher.Run, f.store.UntilBehind, f.untilLifeline}
 	if f.hook != nil {
 		parts = append(parts, f.hook.Run)
@@ -181,10 +191,10 @@ func (f *Farm) Run(ctx context.Context) error {
 	return err
 }
 
-// own owns controllers, in one session after the other.
 func (f *Farm) own(ctx context.Context) error {
 	session := consul.SessionConfig{
-		Kind: "farm", Name: f.cfg.ID, Scope: f.store.Keys().Prefix(), Mode: consul.SessionMode(f.cfg.Session), TTL: f.cfg.TTL, Journal: f.dir,
+		Kind: "farm", Name: f.cfg.ID, Scope: f.store.Keys().Prefix(), Mode: consul.SessionMode(f.cfg.Session),
+		TTL: f.cfg.TTL, Journal: f.dir,
 		OnEvent: func(event string, s *consul.Session, err error) {
 			if errors.Is(err, consul.ErrLost) {
 				f.metrics.SessionLost()
@@ -193,7 +203,8 @@ func (f *Farm) own(ctx context.Context) error {
 		},
 		Meta: f.store.FarmMeta(),
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
-			err := f.store.FarmHeard(ctx, s, f.cfg.ID, every, untold(f.pusher.Unreachable()), f.cfg.Scheduler != nil)
+			failed := pushFailures(f.pusher.Unreachable())
+			err := f.store.FarmHeard(ctx, s, f.cfg.ID, every, failed, f.cfg.Scheduler != nil)
 			if err == nil && f.readiness.Ready() == nil {
 				f.obstacles.over()
 			}
@@ -210,7 +221,8 @@ func (f *Farm) own(ctx context.Context) error {
 		worker := farm.NewFarm(farm.Config{
 			ID: f.cfg.ID, Version: Version, Store: session, Log: f.log, Alerter: f.cfg.Alerter,
 			RCSelector: selector, Scheduler: f.cfg.Scheduler,
-			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(), MetricsLabel: f.cfg.MetricsLabel, Tell: f.pusher.Tell,
+			TTL: f.cfg.TTL, Workers: f.cfg.Workers, Metrics: f.metrics, Address: f.debug.Addr(),
+			MetricsLabel: f.cfg.MetricsLabel, Push: f.pusher.Push,
 			Rollouts: f.counts, Ask: webhook.Ask,
 		})
 		defer f.readiness.begin(worker.Ready)()
@@ -226,20 +238,22 @@ func (f *Farm) own(ctx context.Context) error {
 				func(ctx context.Context) error { return worker.Lead(ctx, leader) },
 				janitor.New(janitor.Config{Records: leader, Log: f.log}).Run,
 				janitor.NewForgetter(janitor.ForgetConfig{
-					Farm: f.cfg.ID, Graves: leader, Nodes: worker.Nodes, Ready: worker.Ready, After: f.cfg.ForgetNodeAfter, Log: f.log, Metrics: f.cleaned,
+					Farm: f.cfg.ID, Store: leader, Nodes: worker.Nodes, Ready: worker.Ready,
+					After: f.cfg.ForgetNodeAfter, Log: f.log, Metrics: f.cleaned,
 				}).Run,
 				janitor.NewSweeper(janitor.SweepConfig{
-					Farm: f.cfg.ID, Strays: leader, Synced: worker.Synced, After: f.cfg.SweepOrphansAfter, Log: f.log,
+					Farm: f.cfg.ID, Store: leader, Synced: worker.Synced, After: f.cfg.SweepOrphansAfter, Log: f.log,
 				}).Run)
 		})
 	})
 }
 
-// heapFloor is how much a farm may throw away before the collector runs, in bytes. A farm holds some 10 MB for a thousand nodes, and
-// makes several times that in a pass that places thousands of pods: each time that as much again was made as it holds, the collector
-// would run, for 10 ms of processor time.
+// heapFloor is how much garbage a farm may make before the collector runs, in bytes. A farm holds some 10 MB for a
+// thousand nodes, and allocates several times that in a pass that places thousands of pods. Without the floor, the
+// collector would run each time that the farm has allocated as much as it holds, and each run takes 10 ms of processor
+// time.
 const heapFloor = 32 << 20
 
-// RoomyHeap returns what makes the collector of a farm's program run less often, for as long as it is kept (runtime.KeepAlive). Nobody
-// touches it, so that it takes no memory itself; but the collector counts it among what the program holds.
+// RoomyHeap returns a value that makes the collector run less often while it is kept (runtime.KeepAlive). It takes no
+// memory of the machine, because no code touches it.
 func RoomyHeap() any { return make([]byte, heapFloor) }

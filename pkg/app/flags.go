@@ -14,41 +14,75 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// commonFlags returns the flags that all daemons share, bound to c.
-// dataDir and debugAddr are the defaults of one daemon.
+// Each function makes one kind of flag, which stores its value, or the default, in *to.
+
+func textFlag(to *string, name, value, usage string) cli.Flag {
+	return &cli.StringFlag{Name: name, Usage: usage, Value: value, Destination: to}
+}
+
+func timeFlag(to *time.Duration, name string, value time.Duration, usage string) cli.Flag {
+	return &cli.DurationFlag{Name: name, Usage: usage, Value: value, Destination: to}
+}
+
+func amountFlag(to *int64, name string, value int64, usage string) cli.Flag {
+	return &cli.Int64Flag{Name: name, Usage: usage, Value: value, Destination: to}
+}
+
+func countFlag(to *int, name string, value int, usage string) cli.Flag {
+	return &cli.IntFlag{Name: name, Usage: usage, Value: value, Destination: to}
+}
+
+func boolFlag(to *bool, name string, value bool, usage string) cli.Flag {
+	return &cli.BoolFlag{Name: name, Usage: usage, Value: value, Destination: to}
+}
+
+// commonFlags returns the flags of all daemons, bound to c.
 func commonFlags(c *Common, dataDir, debugAddr string) []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "consul-addr", Usage: "`ADDRESS` of the local Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)", Destination: &c.ConsulAddr},
-		&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the Consul ACL token, read again when it changes (default: CONSUL_HTTP_TOKEN_FILE, else CONSUL_HTTP_TOKEN)", Destination: &c.TokenFile},
-		&cli.StringFlag{Name: "prefix", Usage: "key prefix of everything in Consul", Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Destination: &c.Prefix},
-		&cli.DurationFlag{Name: "ttl", Usage: "how long this daemon may be silent before others act, 1s to 1m", Value: consul.DefaultTTL, Destination: &c.TTL},
-		&cli.StringFlag{Name: "data-dir", Usage: "`DIRECTORY` for this daemon alone", Value: dataDir, Destination: &c.DataDir},
-		&cli.StringFlag{Name: "log-level", Usage: "debug, info, warning or error", Value: "info", Destination: &c.LogLevel},
-		&cli.StringFlag{Name: "log-format", Usage: "text or json", Value: "text", Destination: &c.LogFormat},
-		&cli.StringFlag{Name: "debug-addr", Usage: "`ADDRESS` for /metrics, /healthz, /readyz and /debug/pprof; port 0: a free one, which the log says; off: none", Value: debugAddr, Destination: &c.DebugAddr},
-		&cli.BoolFlag{Name: "debug-public", Usage: "allow a debug address that other machines can reach", Destination: &c.DebugPublic},
-		&cli.StringFlag{Name: "emulation-version", Usage: "write no records of a later `VERSION`, so that the version before can be started again: see docs/compatibility.md (default: the newest that this program knows)", Destination: &c.EmulationVersion},
-		// Hidden, because pods end with it too: see Lifeline, and the last chapter of docs/architecture.md.
-		&cli.StringFlag{Name: "lifeline", Usage: "pipe of a development cluster to end with", Hidden: true, Destination: &c.Lifeline},
+		textFlag(&c.ConsulAddr, "consul-addr", "",
+			"`ADDRESS` of the local Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)"),
+		textFlag(&c.TokenFile, "token-file", "",
+			"`FILE` with the Consul ACL token, read again when it changes (default: CONSUL_HTTP_TOKEN_FILE, else "+
+				"CONSUL_HTTP_TOKEN)"),
+		&cli.StringFlag{
+			Name: "prefix", Usage: "key prefix of everything in Consul",
+			Value: store.DefaultPrefix, EnvVars: []string{"RCFARM_PREFIX"}, Destination: &c.Prefix,
+		},
+		timeFlag(&c.TTL, "ttl", consul.DefaultTTL,
+			"how long this daemon may be silent before others take it for dead, 1s to 1m"),
+		textFlag(&c.DataDir, "data-dir", dataDir, "`DIRECTORY` for this daemon alone"),
+		textFlag(&c.LogLevel, "log-level", "info", "debug, info, warning or error"),
+		textFlag(&c.LogFormat, "log-format", "text", "text or json"),
+		textFlag(&c.DebugAddr, "debug-addr", debugAddr,
+			"`ADDRESS` for /metrics, /healthz, /readyz and /debug/pprof; port 0: a free one, which is in the log; "+
+				"off: none"),
+		boolFlag(&c.DebugPublic, "debug-public", false, "allow a debug address that other machines can reach"),
+		textFlag(&c.EmulationVersion, "emulation-version", "",
+			"write no records of a later `VERSION`, so that the previous version can be started again: see "+
+				"docs/compatibility.md (default: the newest that this program knows)"),
+		// Hidden, because all pods end when the lifeline breaks.
+		&cli.StringFlag{
+			Name: "lifeline", Usage: "pipe of a development cluster to end with",
+			Hidden: true, Destination: &c.Lifeline,
+		},
 	}
 }
 
-// flagsAlone returns the action of a daemon's command, which takes flags alone. The flags after another argument would be
-// ignored, --data-dir among them; so nothing is started then.
+// flagsAlone returns the action of a command that takes only flags. After an argument, the library ignores all flags,
+// such as --data-dir, so the daemon does not start then.
 func flagsAlone(start func() error) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		if c.Args().Present() {
-			return misconfigured(fmt.Errorf("unexpected argument %q; allowed: flags alone, see --help. What follows it was not read. "+
-				"A flag that takes no value is turned off as --FLAG=false", c.Args().First()))
+			return misconfigured(fmt.Errorf("unexpected argument %q; allowed: only flags, see --help. Flags after it "+
+				"were not read. To turn off a flag that takes no value: --FLAG=false", c.Args().First()))
 		}
 		return start()
 	}
 }
 
-// api completes what the flags say about the API. An empty address means nodeapi.Unix.
-func (c *PreparerConfig) api() nodeapi.Config {
-	api := c.API
-	api.Node, api.Addr, api.Advertise = c.Node, cmp.Or(api.Addr, nodeapi.Unix), c.Address
+func (p *PreparerConfig) api() nodeapi.Config {
+	api := p.API
+	api.Node, api.Addr, api.Advertise = p.Node, cmp.Or(api.Addr, nodeapi.Unix), p.Address
 	return api
 }
 
@@ -63,7 +97,7 @@ func checkArtifacts(errs *field.Errors, c *artifact.Config) {
 			errs.Add(name, value.String(), "a length of time of 1s or more")
 		}
 	}
-	size("artifact-cache-bytes", c.CacheBytes, 1, "a number of bytes, 1 or more") // artifact's zero is its default
+	size("artifact-cache-bytes", c.CacheBytes, 1, "a number of bytes, 1 or more") // zero means its default there
 	size("artifact-max-bytes", c.MaxBytes, 1, "a number of bytes, 1 or more")
 	size("artifact-max-unpacked-bytes", c.MaxUnpackedBytes, 1, "a number of bytes, 1 or more")
 	size("artifact-reserve-bytes", c.ReserveBytes, 0, "a number of bytes, 0 (none) or more")

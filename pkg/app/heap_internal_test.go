@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// While a roomy heap is kept, the collector leaves at least that much alone.
-func TestRoomyHeap(t *testing.T) {
+// While a roomy heap is kept, the collector does not run before the program has allocated that much.
+func TestRoomyHeapDelaysTheCollector(t *testing.T) {
 	t.Parallel()
 	kept := RoomyHeap()
 	runtime.GC()

@@ -19,8 +19,8 @@ import (
 
 func TestIsolationOfThisHost(t *testing.T) {
 	dir := t.TempDir()
-	var said strings.Builder
-	log, err := obs.NewLogger(&said, "info", "text")
+	var logged strings.Builder
+	log, err := obs.NewLogger(&logged, "info", "text")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,17 +35,21 @@ func TestIsolationOfThisHost(t *testing.T) {
 	if err != nil || closed.Users != (install.UserRange{}) {
 		t.Errorf("in a directory that is closed to others: %+v, %v; want no users", closed, err)
 	}
-	if host.Users != strings.Contains(said.String(), "cannot be reached by other users") || strings.Count(said.String(), "\n") != 1 {
-		t.Errorf("it said %q, want one line with the directory that is closed if users could be had", said.String())
+	if host.Users != strings.Contains(logged.String(), "cannot be reached by other users") ||
+		strings.Count(logged.String(), "\n") != 1 {
+		t.Errorf("it logged %q, want one line with the directory that is closed if users could be had", logged.String())
 	}
-	if root := os.Getuid() == 0; root != (closed.NoUsers != "") || host.Users && !strings.Contains(closed.NoUsers, filepath.Dir(dir)) || strings.Contains(closed.NoUsers, "tmp: ") {
+	if root := os.Getuid() == 0; root != (closed.NoUsers != "") ||
+		host.Users && !strings.Contains(closed.NoUsers, filepath.Dir(dir)) ||
+		strings.Contains(closed.NoUsers, "tmp: ") {
 		t.Errorf("root: %t, and pods start without users of their own unless %q", root, closed.NoUsers)
 	}
 	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
 		t.Fatal(err)
 	}
 	opened, cgroup, err := node.isolation(dir, log)
-	if want := (install.UserRange{First: 1900000000, Last: 1900065535}); err != nil || host.Users && opened.Users != want {
+	if want := (install.UserRange{First: 1900000000, Last: 1900065535}); err != nil ||
+		host.Users && opened.Users != want {
 		t.Errorf("%+v, %v; want users %+v if they can be had", opened, err, want)
 	}
 	if host.Users && opened.NoUsers != "" {
@@ -71,6 +75,8 @@ func TestIsolationOfThisHost(t *testing.T) {
 }
 
 func TestPlanOfIsolation(t *testing.T) {
+	const noUsers = "users: not all numbers from 2000 to 3000 exist in this user namespace; " +
+		"choose others with --user-range"
 	users := install.UserRange{First: 2000, Last: 3000}
 	for name, tt := range map[string]struct {
 		host isolate.Host
@@ -78,25 +84,30 @@ func TestPlanOfIsolation(t *testing.T) {
 		want install.Isolation
 		says []string
 	}{
-		"not root": {isolate.Host{Tmp: true, Cgroup: "/c", Without: []string{"users: no"}}, "/d", install.Isolation{}, []string{"users: no"}},
+		"not root": {
+			isolate.Host{Tmp: true, Cgroup: "/c", Without: []string{"users: no"}},
+			"/d",
+			install.Isolation{},
+			[]string{"users: no"},
+		},
 		"no such users": {
 			isolate.Host{Users: true, Tmp: true, Cgroup: "/c"},
 			"/d",
 			install.Isolation{Tmp: true, Limits: true},
-			[]string{"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
+			[]string{noUsers},
 		},
 		"no tmp": {
 			isolate.Host{Users: true, Cgroup: "/c", Without: []string{"tmp: no"}},
 			"/d",
 			install.Isolation{Limits: true},
-			[]string{"tmp: no", "users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range"},
+			[]string{"tmp: no", noUsers},
 		},
 		"below tmp": {
 			isolate.Host{Users: true, Tmp: true},
 			"/var/tmp/x",
 			install.Isolation{},
 			[]string{
-				"users: not all numbers from 2000 to 3000 exist in this user namespace; choose others with --user-range",
+				noUsers,
 				"tmp: the data directory /var/tmp/x is below /var/tmp, which a private tmp would hide",
 			},
 		},
@@ -109,14 +120,17 @@ func TestPlanOfIsolation(t *testing.T) {
 }
 
 func TestBelow(t *testing.T) {
-	for dir, want := range map[string]string{"/tmp": "/tmp", "/tmp/a/b": "/tmp", "/var/tmp/a": "/var/tmp", "/tmpfs": "", "/": "", "/var": "", "/a/tmp": ""} {
+	for dir, want := range map[string]string{
+		"/tmp": "/tmp", "/tmp/a/b": "/tmp", "/var/tmp/a": "/var/tmp", "/tmpfs": "",
+		"/": "", "/var": "", "/a/tmp": "",
+	} {
 		if got := below(dir, "/tmp", "/var/tmp"); got != want {
 			t.Errorf("%s is below %q, want %q", dir, got, want)
 		}
 	}
 }
 
-// A preparer that does not start leaves no directory and no cgroup; what was there before stays.
+// A preparer that does not start leaves no new directory and no cgroup. It keeps an existing directory.
 func TestFailedPreparerLeavesNothing(t *testing.T) {
 	t.Parallel()
 	kept := t.TempDir()
@@ -131,15 +145,23 @@ func TestFailedPreparerLeavesNothing(t *testing.T) {
 	defer taken.Close()
 	for _, dir := range []string{filepath.Join(kept, "a", "b", "own"), mine} {
 		for what, spoil := range map[string]func(*PreparerConfig){
-			"isolation on":  func(c *PreparerConfig) { c.Isolation = IsolationOn }, // a private /tmp would hide the directory
+			// a private /tmp would hide the directory
+			"isolation on":  func(c *PreparerConfig) { c.Isolation = IsolationOn },
 			"no lifeline":   func(c *PreparerConfig) { c.Lifeline = filepath.Join(kept, "none") },
 			"occupied port": func(c *PreparerConfig) { c.DebugAddr = taken.Addr().String() },
 		} {
 			cfg := PreparerConfig{
-				Common: Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text", DebugAddr: "off"},
-				Node:   "n1", Address: "127.0.0.1", Slots: 1, ReserveCPU: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
-				Isolation: IsolationAuto, UserRange: DefaultUserRange, API: nodeapi.Config{Addr: "off"},
-				Artifacts: artifact.Config{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second},
+				Common: Common{
+					Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text",
+					DebugAddr: "off",
+				},
+				Node: "n1", Address: "127.0.0.1", Slots: 1, ReserveCPU: 1, PortsMin: 1, PortsMax: 2,
+				KeepStopped: time.Hour,
+				Isolation:   IsolationAuto, UserRange: DefaultUserRange, API: nodeapi.Config{Addr: "off"},
+				Artifacts: artifact.Config{
+					CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second,
+					StallTimeout: time.Second,
+				},
 			}
 			spoil(&cfg)
 			p, err := NewPreparer(t.Context(), cfg)

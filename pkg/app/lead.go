@@ -14,22 +14,26 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// candidate is what a farm says of itself to the others under one session.
 func (f *Farm) candidate(s *consul.Session, onEvent func(election.Event)) election.Candidate {
 	return election.Candidate{
 		Client: f.client, Session: s, Prefix: f.cfg.Prefix, Lease: store.FarmLease, ID: f.cfg.ID,
-		BinaryVersion: Version, EmulationVersion: feature.Candidate(Version, f.store.Emulates()), Uncoordinated: f.cfg.Uncoordinated, OnEvent: onEvent,
+		BinaryVersion: Version, EmulationVersion: feature.Candidate(Version, f.store.Emulates()),
+		Uncoordinated: f.cfg.Uncoordinated, OnEvent: onEvent,
 	}
 }
 
-// takePart has the farm take part in the election of a leader for as long as its session lasts, and runs the duties whenever it leads
-// (ADR 27). A farm that cannot take part, as where its token may not, works on its controllers all the same. It returns why ctx ended, or
+// takePart makes the farm a candidate for leader while its session lasts, and runs the duties whenever it leads (ADR
+// 27). A farm that cannot be a candidate still works on its controllers. takePart returns the cause when ctx ends, or
 // store.ErrWentBack.
-func (f *Farm) takePart(ctx context.Context, s *consul.Session, worker *farm.Farm, duties ...func(context.Context) error) error {
+func (f *Farm) takePart(ctx context.Context, s *consul.Session, worker *farm.Farm,
+	duties ...func(context.Context) error,
+) error {
 	onEvent := f.electionEvents(worker)
 	pace := wait.NewPace(time.Second, time.Minute)
 	for {
-		err := election.Run(ctx, f.candidate(s, onEvent), func(leaderCtx context.Context) error { return together(leaderCtx, duties...) })
+		err := election.Run(ctx, f.candidate(s, onEvent), func(leaderCtx context.Context) error {
+			return together(leaderCtx, duties...)
+		})
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -43,38 +47,30 @@ func (f *Farm) takePart(ctx context.Context, s *consul.Session, worker *farm.Far
 	}
 }
 
-// electionEvents returns what logs what happens in the election, and has the farm tell what is wrong.
+// electionEvents logs the election, and gives its conditions to the farm, which alerts people.
 func (f *Farm) electionEvents(worker *farm.Farm) func(election.Event) {
-	var seen election.Event // the leader and the conditions as known last
+	var seen election.Event // the latest leader and conditions
 	return func(e election.Event) {
 		switch e.Kind {
-		case election.Elected, election.Leader:
+		case election.Elected:
 			seen.Leader = e.Leader
+			f.log.Info("this farm leads")
 		case election.Ended:
 			seen.Leader = ""
+			f.log.WithField(obs.Reason, e.Err.Error()).Info("this farm leads no more")
+		case election.Leader:
+			seen.Leader = e.Leader
+			f.log.WithField(obs.FarmID, e.Leader).Debug("another farm leads, or none")
 		case election.Conditions:
 			seen.Conditions = e.Conditions
-		case election.Opened, election.Failed:
+			for _, c := range e.Conditions {
+				f.log.WithFields(obs.Fields{obs.Condition: string(c.Type), obs.Reason: c.Message}).
+					Warn("the election of the leader is in trouble")
+			}
+		case election.Failed:
+			f.log.WithError(e.Err).Warn("a step of the election failed; trying again")
+		case election.Opened:
 		}
-		worker.SawElection(seen.Conditions, seen.Leader != "")
-		f.logElection(e)
-	}
-}
-
-func (f *Farm) logElection(e election.Event) {
-	switch e.Kind {
-	case election.Elected:
-		f.log.Info("this farm leads")
-	case election.Ended:
-		f.log.WithField(obs.Reason, e.Err.Error()).Info("this farm leads no more")
-	case election.Leader:
-		f.log.WithField(obs.FarmID, e.Leader).Debug("another farm leads, or none")
-	case election.Conditions:
-		for _, c := range e.Conditions {
-			f.log.WithFields(obs.Fields{obs.Condition: string(c.Type), obs.Reason: c.Message}).Warn("the election of the leader is in trouble")
-		}
-	case election.Failed:
-		f.log.WithError(e.Err).Warn("a step of the election failed; trying again")
-	case election.Opened:
+		worker.SetElection(seen.Conditions, seen.Leader)
 	}
 }

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lifeline ties the processes of a development cluster to the one that started them, by two named pipes. The starter alone can write to the
-// first: everybody else reads it and ends when it ends, which the kernel sees to even when the starter is killed. Everybody else holds
-// the second open for writing, processes that were started indirectly too: when it ends, the starter knows that all of them have ended.
+// Lifeline ties the processes of a development cluster to their starter by two named pipes. Only the starter has the
+// first pipe open for writing; all others read it, and end when the writing end is closed. The kernel closes it even if
+// the starter is killed. All others, also indirectly started ones, have the second pipe open for writing. When its last
+// writing end is closed, the starter knows that they have ended.
 type Lifeline struct {
 	alive, held *os.File
 	broken      chan struct{}
 }
 
-// heldPipe ends the name of the second pipe.
 const heldPipe = ".held"
 
-// HoldLifeline holds the lifeline at path. It fails where nobody waits for its holders.
+// HoldLifeline holds the lifeline at path. It fails if no starter has it open.
 func HoldLifeline(path string) (*Lifeline, error) {
 	held, err := os.OpenFile(path+heldPipe, os.O_WRONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -35,15 +35,15 @@ func HoldLifeline(path string) (*Lifeline, error) {
 	l := &Lifeline{alive: alive, held: held, broken: make(chan struct{})}
 	go func() {
 		defer close(l.broken)
-		_, _ = alive.Read(make([]byte, 1)) // it returns when an end is closed
+		_, _ = alive.Read(make([]byte, 1)) // Read returns when either end is closed
 	}()
 	return l, nil
 }
 
-// Broken is closed when the other end is gone.
+// Broken is closed when the starter has ended, or has broken the lifeline.
 func (l *Lifeline) Broken() <-chan struct{} { return l.broken }
 
-// Close tells the other end that this process is done.
+// Close lets go of the lifeline: the starter does not wait for this process any more.
 func (l *Lifeline) Close() {
 	_ = l.alive.Close()
 	<-l.broken
@@ -58,7 +58,7 @@ type LifelineServer struct {
 
 // ListenLifeline makes the pipes at path.
 func ListenLifeline(path string) (*LifelineServer, error) {
-	alive, err := makePipe(path, os.O_RDWR) // to open it for writing alone takes a reader
+	alive, err := makePipe(path, os.O_RDWR) // write-only would fail without a reader
 	held, heldErr := makePipe(path+heldPipe, os.O_RDONLY)
 	return &LifelineServer{path: path, alive: alive, held: held}, errors.Join(err, heldErr)
 }
@@ -74,16 +74,16 @@ func makePipe(name string, mode int) (*os.File, error) {
 	return os.OpenFile(name, mode|unix.O_NONBLOCK, 0)
 }
 
-// End breaks the lifeline and returns when all processes that hold it have ended, or ctx has.
-func (s *LifelineServer) End(ctx context.Context) error {
-	_ = s.alive.Close() // closed before, when this is tried again
-	err := s.held.SetReadDeadline(time.Time{})
+// End breaks the lifeline, and waits until all processes that hold it have ended, or ctx ends.
+func (l *LifelineServer) End(ctx context.Context) error {
+	_ = l.alive.Close() // on a second try it is closed already
+	err := l.held.SetReadDeadline(time.Time{})
 	if err != nil {
 		return fmt.Errorf("lifeline: %w", err)
 	}
-	defer context.AfterFunc(ctx, func() { _ = s.held.SetReadDeadline(time.Unix(1, 0)) })()
-	if _, err = s.held.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+	defer context.AfterFunc(ctx, func() { _ = l.held.SetReadDeadline(time.Unix(1, 0)) })()
+	if _, err = l.held.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("processes that hold the lifeline have not ended: %w", context.Cause(ctx))
 	}
-	return errors.Join(s.held.Close(), os.Remove(s.path), os.Remove(s.path+heldPipe))
+	return errors.Join(l.held.Close(), os.Remove(l.path), os.Remove(l.path+heldPipe))
 }

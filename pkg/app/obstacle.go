@@ -13,20 +13,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 )
 
-// obstacle is a reason why a daemon cannot work until a person mends it. Its value is the label of the metric.
+// obstacle is why a daemon cannot work until a person acts. Its value is the label of the metric.
 type obstacle string
 
 const (
 	noObstacle   obstacle = ""
 	tokenRefused obstacle = "token-refused"
-	nameTaken    obstacle = "name-taken" // of a farm; a preparer says so in its own words, and goes on with its pods
+	nameTaken    obstacle = "name-taken" // of a farm; a preparer logs this itself, and continues with its pods
 )
 
-// maxObstacleText bounds what is said of what Consul answered, in bytes.
 const maxObstacleText = 300
 
-// obstacles reports why one daemon cannot work. The log says when an obstacle begins and when it is over. A metric and
-// /readyz say it while it lasts.
+// obstacles reports why one daemon cannot work: the log has begin and end; a metric and /readyz show it while it lasts.
 type obstacles struct {
 	log    obs.Logger
 	client *consul.Client
@@ -35,7 +33,7 @@ type obstacles struct {
 
 	mu   sync.Mutex
 	kind obstacle
-	err  error // what is said of it
+	err  error // describes the obstacle
 }
 
 // ObstacleMetric makes the metric of a daemon's obstacles; part is "farm" or "preparer".
@@ -44,14 +42,15 @@ func ObstacleMetric(reg prometheus.Registerer, part string) *prometheus.GaugeVec
 	if part == "farm" {
 		kinds = append(kinds, nameTaken)
 	}
-	return obs.Gauges(obs.NewMeter(reg, part), "obstacle", "1 while something keeps the daemon from its work that only a person mends; /readyz and the log say what", "kind", kinds...)
+	return obs.Gauges(obs.NewMeter(reg, part), "obstacle",
+		"1 while an obstacle that only a person can remove keeps the daemon from its work; /readyz and the log name it",
+		"kind", kinds...)
 }
 
 func (b *base) newObstacles(reg prometheus.Registerer, role string) *obstacles {
 	return &obstacles{log: b.log, client: b.client, role: role, gauge: ObstacleMetric(reg, role)}
 }
 
-// kindOf returns which obstacle an error stands for.
 func kindOf(err error) obstacle {
 	switch {
 	case errors.Is(err, farm.ErrNameTaken):
@@ -63,10 +62,9 @@ func kindOf(err error) obstacle {
 	}
 }
 
-// stuck reports whether an error stands for an obstacle.
 func stuck(err error) bool { return err != nil && kindOf(err) != noObstacle }
 
-// met notes the obstacle that an error stands for, and reports whether it stands for one. It logs a new one.
+// met records and logs the obstacle that causes an error, and reports whether there is one.
 func (o *obstacles) met(err error) bool {
 	kind := kindOf(err)
 	if err == nil || kind == noObstacle {
@@ -77,35 +75,37 @@ func (o *obstacles) met(err error) bool {
 	if o.kind == kind {
 		return true
 	}
-	o.kind, o.err = kind, o.said(kind, err)
+	o.kind, o.err = kind, o.describe(kind, err)
 	o.show()
-	o.log.WithField(obs.Condition, string(kind)).WithError(o.err).Error("this daemon does not work until somebody mends what is in its way")
+	o.log.WithField(obs.Condition, string(kind)).WithError(o.err).
+		Error("this daemon does not work until somebody removes the obstacle")
 	return true
 }
 
-// said returns one line with the cure.
-func (o *obstacles) said(kind obstacle, err error) error {
+// describe is one line about the obstacle, with what removes it.
+func (o *obstacles) describe(kind obstacle, err error) error {
 	text := field.Cut(err.Error(), maxObstacleText)
 	if kind == nameTaken {
 		return errors.New(text)
 	}
 	from, again := o.client.TokenSource()
-	return fmt.Errorf("consul refuses %s; %s. Its rules are those that `rcctl acl policy %s` prints. Consul says: %s", from, again, o.role, text)
+	return fmt.Errorf("consul refuses %s; %s. `rcctl acl policy %s` prints the rules that it needs. "+
+		"Consul's answer: %s", from, again, o.role, text)
 }
 
-// over notes that the daemon works, and logs that if there was an obstacle.
+// over records that the daemon works.
 func (o *obstacles) over() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.kind == noObstacle {
 		return
 	}
-	o.log.WithField(obs.Condition, string(o.kind)).Info("what kept this daemon from its work is mended")
+	o.log.WithField(obs.Condition, string(o.kind)).Info("the obstacle is removed; this daemon works again")
 	o.kind, o.err = noObstacle, nil
 	o.show()
 }
 
-// show sets the metric. The caller holds the mutex.
+// show needs the mutex.
 func (o *obstacles) show() {
 	o.gauge.WithLabelValues(string(tokenRefused)).Set(obs.Flag(o.kind == tokenRefused))
 	if o.role == "farm" {
@@ -120,7 +120,6 @@ func (o *obstacles) Err() error {
 	return o.err
 }
 
-// or returns the present obstacle, or else what ready says.
 func (o *obstacles) or(ready func() error) func() error {
 	return func() error {
 		if err := o.Err(); err != nil {

@@ -26,10 +26,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
 )
 
-// preparerConns is how many connections one node may take of its agent (P8).
+// preparerConns is the most connections of one node to its agent (P8).
 const preparerConns = 6
 
-// PreparerConfig is what a node's agent is told.
+// PreparerConfig is the configuration of a preparer.
 type PreparerConfig struct {
 	Common
 	Node    string
@@ -37,8 +37,8 @@ type PreparerConfig struct {
 	Labels  []string // key=value
 	Slots   int
 	CPU     int64 // thousandths of a core; zero: not limited; Detect: what the machine has
-	Memory  int64 // bytes; as CPU
-	// What is left of the machine to others than pods; zero: not bounded.
+	Memory  int64 // bytes; zero and Detect as in CPU
+	// Pods leave at least these amounts to other programs; zero: no reserve.
 	ReserveCPU    int64 // thousandths of a core
 	ReserveMemory int64 // bytes
 	PortsMin      int   // of the range for dynamic ports
@@ -48,23 +48,24 @@ type PreparerConfig struct {
 	UserRange string // first-last
 	AllowRoot bool   // manifests may ask for the user root
 
-	Artifacts   artifact.Config // only ReserveBytes may be zero
-	API         nodeapi.Config
-	Intents     string        // IntentsWatch or IntentsPush; empty: watch
-	PullEvery   time.Duration // between two readings of the intents that nobody asks for, with IntentsPush; zero: a minute
+	Artifacts artifact.Config // only ReserveBytes may be zero
+	API       nodeapi.Config
+	Intents   string // IntentsWatch or IntentsPush; empty: watch
+	// PullEvery is for IntentsPush: the time without a push after which a node reads its intents; zero: a minute.
+	PullEvery   time.Duration
 	HooksDir    string        // the node's own hooks; empty: none
-	KeepStopped time.Duration // how long home, logs and versions of a stopped pod stay
-	TakeOver    bool          // the node's name from another host, once
-	TrustPolicy string        // file that says which manifests the node runs; empty: all
+	KeepStopped time.Duration // how long home, logs and versions of a stopped pod are kept
+	TakeOver    bool          // take the node's name from another host, once
+	TrustPolicy string        // file that decides which manifests the node runs; empty: all
 }
 
-// record validates the configuration and turns it into the node's record.
-func (c *PreparerConfig) record() (node.Node, error) {
+// record validates the configuration, and returns the node's record.
+func (p *PreparerConfig) record() (node.Node, error) {
 	var errs field.Errors
-	errs.CheckName("node", c.Node)
-	checkAddress(&errs, c.Address)
+	errs.CheckName("node", p.Node)
+	checkAddress(&errs, p.Address)
 	labels := map[string]string{}
-	for _, l := range c.Labels {
+	for _, l := range p.Labels {
 		key, value, ok := strings.Cut(l, "=")
 		if !ok {
 			errs.Add("label", l, "key=value")
@@ -73,40 +74,41 @@ func (c *PreparerConfig) record() (node.Node, error) {
 		labels[key] = value
 	}
 	manifest.ValidateLabels(&errs, "label", labels)
-	c.ports(&errs)
-	if c.KeepStopped <= 0 {
-		errs.Add("keep-stopped", c.KeepStopped.String(), "a length of time greater than zero, such as 24h")
+	p.ports(&errs)
+	if p.KeepStopped <= 0 {
+		errs.Add("keep-stopped", p.KeepStopped.String(), "a length of time greater than zero, such as 24h")
 	}
-	if c.HooksDir != "" {
-		if info, err := os.Stat(c.HooksDir); err != nil || !info.IsDir() {
-			errs.Add("hooks-dir", c.HooksDir, "a directory that is there")
+	if p.HooksDir != "" {
+		if info, err := os.Stat(p.HooksDir); err != nil || !info.IsDir() {
+			errs.Add("hooks-dir", p.HooksDir, "an existing directory")
 		}
 	}
-	c.users(&errs)
-	if c.Isolation == IsolationOff && c.ReserveCPU+c.ReserveMemory > 0 {
-		errs.Add("isolation", c.Isolation, "auto or on, with --reserve-cpu or --reserve-memory: pods are bounded by their cgroups")
+	p.users(&errs)
+	if p.Isolation == IsolationOff && p.ReserveCPU+p.ReserveMemory > 0 {
+		errs.Add("isolation", p.Isolation,
+			"auto or on, with --reserve-cpu or --reserve-memory, because only cgroups can bound pods")
 	}
 
-	checkArtifacts(&errs, &c.Artifacts)
-	c.api().Check(&errs)
-	if !slices.Contains([]string{"", IntentsWatch, IntentsPush}, c.Intents) {
-		errs.Add("intents", c.Intents, IntentsWatch+" or "+IntentsPush)
+	checkArtifacts(&errs, &p.Artifacts)
+	p.api().Check(&errs)
+	if !slices.Contains([]string{"", IntentsWatch, IntentsPush}, p.Intents) {
+		errs.Add("intents", p.Intents, IntentsWatch+" or "+IntentsPush)
 	}
-	if c.PullEvery != 0 && (c.PullEvery < time.Second || c.PullEvery > time.Hour) {
-		errs.Add("intents-every", c.PullEvery.String(), "a length of time from 1s to 1h")
+	if p.PullEvery != 0 && (p.PullEvery < time.Second || p.PullEvery > time.Hour) {
+		errs.Add("intents-every", p.PullEvery.String(), "a length of time from 1s to 1h")
 	}
-	capacity, err := node.ParseCapacity(c.Slots, givenOr0(c.CPU), givenOr0(c.Memory))
+	capacity, err := node.ParseCapacity(p.Slots, givenOr0(p.CPU), givenOr0(p.Memory))
 	if inner, ok := err.(field.Errors); ok { //nolint:errorlint // ParseCapacity returns nothing else
 		errs = append(errs, inner...)
 	}
-	c.validate(&errs)
+	p.validate(&errs)
 	return node.Node{
-		Name: c.Node, Labels: labels, Capacity: capacity, Address: c.Address, Version: Version, TTL: field.Duration(c.TTL),
-		PortRange: node.PortRange{Min: c.PortsMin, Max: c.PortsMax},
+		Name: p.Node, Labels: labels, Capacity: capacity, Address: p.Address, Version: Version,
+		TTL:       field.Duration(p.TTL),
+		PortRange: node.PortRange{Min: p.PortsMin, Max: p.PortsMax},
 	}, errs.Err()
 }
 
-// givenOr0 returns what a flag says of an amount, zero where it is to be detected.
 func givenOr0(amount int64) int64 {
 	if amount == Detect {
 		return 0
@@ -117,33 +119,32 @@ func givenOr0(amount int64) int64 {
 // How a node learns of its intents.
 const (
 	IntentsWatch = "watch" // by a standing query
-	IntentsPush  = "push"  // farms tell it (ADR 26)
+	IntentsPush  = "push"  // farms push to it (ADR 26)
 )
 
-// intents says in the node's record how it learns of its intents. Where farms could not tell it, it watches.
-func (c *PreparerConfig) intents(log obs.Logger) string {
-	if c.Intents != IntentsPush {
+// intents returns the record's value. If the node's API does not allow pushes, it watches Consul.
+func (p *PreparerConfig) intents(log obs.Logger) string {
+	if p.Intents != IntentsPush {
 		return ""
 	}
-	if why := c.api().Pushable(); why != "" {
+	if why := p.api().Pushable(); why != "" {
 		log.WithField(obs.Reason, why).Warn("--intents push is not possible; the node watches its intents")
 		return node.IntentsRefused
 	}
 	return node.IntentsPush
 }
 
-// maxPort is the highest TCP port.
 const maxPort = 65535
 
-func (c *PreparerConfig) ports(errs *field.Errors) {
-	if c.PortsMin < 1 || c.PortsMin > maxPort {
-		errs.Add("port-min", c.PortsMin, fmt.Sprintf("a port from 1 to %d, not above --port-max", maxPort))
+func (p *PreparerConfig) ports(errs *field.Errors) {
+	if p.PortsMin < 1 || p.PortsMin > maxPort {
+		errs.Add("port-min", p.PortsMin, fmt.Sprintf("a port from 1 to %d, not above --port-max", maxPort))
 	}
 	switch {
-	case c.PortsMax < 1 || c.PortsMax > maxPort:
-		errs.Add("port-max", c.PortsMax, fmt.Sprintf("a port from 1 to %d, not below --port-min", maxPort))
-	case c.PortsMin > c.PortsMax && c.PortsMin <= maxPort:
-		errs.Add("port-max", c.PortsMax, fmt.Sprintf("a port from --port-min, which is %d, to %d", c.PortsMin, maxPort))
+	case p.PortsMax < 1 || p.PortsMax > maxPort:
+		errs.Add("port-max", p.PortsMax, fmt.Sprintf("a port from 1 to %d, not below --port-min", maxPort))
+	case p.PortsMin > p.PortsMax && p.PortsMin <= maxPort:
+		errs.Add("port-max", p.PortsMax, fmt.Sprintf("a port from --port-min, which is %d, to %d", p.PortsMin, maxPort))
 	}
 }
 
@@ -157,8 +158,8 @@ type Preparer struct {
 	api    *nodeapi.Server
 }
 
-// NewPreparer opens everything that the agent needs except Consul, which may be away for now: pods are supervised without
-// it.
+// NewPreparer opens everything that the agent needs. Consul may be unreachable, because the node keeps its pods running
+// without it.
 func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err error) {
 	record, err := cfg.record()
 	if err != nil {
@@ -180,7 +181,8 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		}
 	}
 	stored := cfg.Artifacts
-	stored.Dir, stored.ReserveBytes = b.dir.Path("artifacts"), cmp.Or(stored.ReserveBytes, -1) // zero is artifact's default, and none of the flags'
+	// zero means no reserve in the flag, but the default in artifact.Config
+	stored.Dir, stored.ReserveBytes = b.dir.Path("artifacts"), cmp.Or(stored.ReserveBytes, -1)
 	artifacts, err := artifact.New(stored)
 	if err != nil {
 		return nil, err
@@ -189,8 +191,9 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		return nil, err
 	}
 	if !onMachine(cfg.Address) {
-		b.log.WithField(obs.Address, cfg.Address).Warn("this machine does not have the address of --address: pods that listen on NODE_ADDRESS cannot start. " +
-			"That is right only where the address is mapped to this machine, and pods listen on others; else name one of the machine's")
+		b.log.WithField(obs.Address, cfg.Address).Warn("this machine does not have the address of --address: pods " +
+			"that listen on NODE_ADDRESS cannot start. That is right only if the address is mapped to this machine " +
+			"and pods listen on others; else set --address to an address of this machine")
 	}
 	policy, err := trustPolicy(cfg.TrustPolicy, b.log)
 	if err != nil {
@@ -202,7 +205,8 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	record.Capacity = cfg.offer(total)
 	if cgroup != "" {
 		b.undo = append(b.undo, func() {
-			if caps == (machine.Total{}) || !b.started { // else a process may start again while no preparer runs, and must find the cap
+			// The supervisor can restart a process while no preparer runs. The cgroup must still have the cap then.
+			if caps == (machine.Total{}) || !b.started {
 				isolate.Prune(cgroup)
 			}
 		})
@@ -229,16 +233,20 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	record.Intents = cfg.intents(b.log)
 	reg := obs.NewRegistry()
 	b.obstacles = b.newObstacles(reg, "preparer")
-	var doors claim.Doors // whoever keeps no pods apart can keep none from the preparer's token, either
+	var doors claim.Doors // nil without isolation, because pods can then read the preparer's token anyway
 	if cfg.Isolation != IsolationOff {
 		doors = b.store
 	}
 	p.agent, err = preparer.New(preparer.Config{
 		Doors: doors, Strict: cfg.Isolation == IsolationOn, InUse: cfg.inUse,
-		Host: install.Host{Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts, Runtime: pods, Trust: policy},
+		Host: install.Host{
+			Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts,
+			Runtime: pods, Trust: policy,
+		},
 		Node: record, Store: b.store, Cache: artifacts,
 		Services: b.client.Services, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),
-		KeepStopped: cfg.KeepStopped, TakeOver: cfg.TakeOver, Push: record.Intents == node.IntentsPush, PullEvery: cfg.PullEvery,
+		KeepStopped: cfg.KeepStopped, TakeOver: cfg.TakeOver, Push: record.Intents == node.IntentsPush,
+		PullEvery: cfg.PullEvery,
 	})
 	if err == nil {
 		p.debug, err = b.openDebug(ctx, reg, p.agent.Ready)
@@ -247,21 +255,23 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	return p, err
 }
 
-// Run works until ctx ends. Pods run on without it.
+// Run works until ctx ends. Pods run on after that.
 func (p *Preparer) Run(ctx context.Context) error {
 	defer p.close()
-	p.log.WithFields(obs.Fields{obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version, "emulates": p.store.Emulates()}).Info("preparer starts")
+	p.log.WithFields(obs.Fields{
+		obs.Node: p.cfg.Node, obs.PID: os.Getpid(), "version": Version, "emulates": p.store.Emulates(),
+	}).Info("preparer starts")
 	api := func(ctx context.Context) error { return p.api.Run(ctx, p.agent) } // logs, and commands in pods
 	err := together(ctx, p.agent.Run, p.serve, p.debug.Run, api, p.store.UntilBehind, p.untilLifeline)
 	p.log.WithField(obs.Reason, fmt.Sprint(err)).Info("preparer ended; its pods run on")
 	return err
 }
 
-// serve reports to Consul and takes intents from it, in one session after the other.
 func (p *Preparer) serve(ctx context.Context) error {
 	session := consul.SessionConfig{
-		Kind: "preparer", Name: p.cfg.Node, Scope: p.store.Keys().Prefix(), TTL: p.cfg.TTL, Journal: p.dir, OnEvent: p.sessionEvents,
-		Meta: p.store.PreparerMeta(p.cfg.Node), SessionTTL: preparerSessionTTL,
+		Kind: "preparer", Name: p.cfg.Node, Scope: p.store.Keys().Prefix(), TTL: p.cfg.TTL, Journal: p.dir,
+		OnEvent: p.sessionEvents,
+		Meta:    p.store.PreparerMeta(p.cfg.Node), SessionTTL: preparerSessionTTL,
 		OnRenewed: func(ctx context.Context, s *consul.Session, every time.Duration) error {
 			err := p.store.NodeHeard(ctx, s, p.cfg.Node, every)
 			if err == nil {
@@ -276,8 +286,8 @@ func (p *Preparer) serve(ctx context.Context) error {
 	})
 }
 
-// trustPolicy returns what decides about manifests by the policy in a file, nil where no file is named. A policy that
-// cannot be read keeps new manifests out and no pod down, so it does not keep the preparer from starting either.
+// trustPolicy returns nil if no file is named. While the file is unreadable, the node runs no new manifest. The
+// preparer still starts, because the pods that run here need it.
 func trustPolicy(file string, log obs.Logger) (install.Trust, error) {
 	if file == "" {
 		return nil, nil
@@ -290,9 +300,10 @@ func trustPolicy(file string, log obs.Logger) (install.Trust, error) {
 	policy, err := node.Policy()
 	log = log.WithField("policy", absolute)
 	if err != nil {
-		log.WithField(obs.Error, err).Error("trust policy unreadable; no new manifest is run until it is mended")
+		log.WithField(obs.Error, err).Error("trust policy unreadable; no new manifest is run until it is corrected")
 	} else {
-		log.WithFields(obs.Fields{"require_signature": *policy.RequireSignature, "rules": len(policy.Rules)}).Info("trust policy read")
+		log.WithFields(obs.Fields{"require_signature": *policy.RequireSignature, "rules": len(policy.Rules)}).
+			Info("trust policy read")
 	}
 	return node, nil
 }

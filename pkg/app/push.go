@@ -16,25 +16,27 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// NodeAccess is what opens the APIs of nodes.
+// NodeAccess has the credentials for the APIs of nodes.
 type NodeAccess struct {
-	TokenDir string // with a file for each node, called as the node, that holds the token of its preparer; empty: none is opened
-	CAFile   string // PEM; the certificates that are believed of nodes; empty: the machine's
+	// TokenDir has a file for each node, with its name, that contains the token of its preparer; empty: the farm uses
+	// no node's API.
+	TokenDir string
+	CAFile   string // PEM; the CA certificates of nodes; empty: the machine's
 }
 
-func (a *NodeAccess) check(errs *field.Errors) {
-	if info, err := os.Stat(a.TokenDir); a.TokenDir != "" && (err != nil || !info.IsDir()) {
-		errs.Add("node-token-dir", a.TokenDir, "a directory that is there")
+func (n *NodeAccess) check(errs *field.Errors) {
+	if info, err := os.Stat(n.TokenDir); n.TokenDir != "" && (err != nil || !info.IsDir()) {
+		errs.Add("node-token-dir", n.TokenDir, "an existing directory")
 	}
-	if _, err := nodeapi.Roots(a.CAFile); err != nil {
-		errs.Add("node-ca", a.CAFile, "a file of certificates in PEM that can be read")
+	if _, err := nodeapi.Roots(n.CAFile); err != nil {
+		errs.Add("node-ca", n.CAFile, "a readable file of certificates in PEM")
 	}
 }
 
-// maxClients is how many nodes are remembered with what is open to them. Nodes close what is idle after a minute.
+// maxClients limits the clients of nodes that are kept with connections. Nodes close idle ones after a minute.
 const maxClients = 4096
 
-// nodeSender sends requests to nodes, each with the token of that node alone.
+// nodeSender sends requests to nodes. Each node gets only its own token.
 type nodeSender struct {
 	access NodeAccess
 	roots  *x509.CertPool
@@ -56,9 +58,9 @@ func newNodeSender(access NodeAccess) (*nodeSender, error) {
 	return &nodeSender{access: access, roots: roots, clients: map[string]*nodeClient{}}, nil
 }
 
-// send sends one request. It returns push.ErrOutdated where the node has heard of something later.
-func (s *nodeSender) send(ctx context.Context, to push.Target, r scale.Request) error {
-	client, err := s.client(to)
+// send returns push.ErrOutdated if the node has had a later request.
+func (n *nodeSender) send(ctx context.Context, to push.Target, r scale.Request) error {
+	client, err := n.client(to)
 	if err != nil {
 		return err
 	}
@@ -69,13 +71,13 @@ func (s *nodeSender) send(ctx context.Context, to push.Target, r scale.Request) 
 	return err
 }
 
-// client returns what speaks to a node. The token is read each time, so that it can be changed, and goes nowhere but to whoever has the
-// node's certificate.
-func (s *nodeSender) client(to push.Target) (*nodeClient, error) {
-	if s.access.TokenDir == "" {
+// client reads the token each time, because operators can change it. TLS checks the node's certificate before the token
+// is sent.
+func (n *nodeSender) client(to push.Target) (*nodeClient, error) {
+	if n.access.TokenDir == "" {
 		return nil, errors.New("this farm has no --node-token-dir, and so no token of any node")
 	}
-	token, err := nodeapi.ReadTokenOf(s.access.TokenDir, to.Node)
+	token, err := nodeapi.ReadTokenOf(n.access.TokenDir, to.Node)
 	if err != nil {
 		return nil, fmt.Errorf("node-token-dir: %w", err)
 	}
@@ -86,41 +88,40 @@ func (s *nodeSender) client(to push.Target) (*nodeClient, error) {
 	if !target.Secure() {
 		return nil, fmt.Errorf("api: %s is not https", to.API)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.clients[to.Node]
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := n.clients[to.Node]
 	if c == nil || c.api != to.API || c.token != token {
 		if c != nil {
 			c.Close()
 		}
-		if len(s.clients) >= maxClients {
-			s.forget()
+		if len(n.clients) >= maxClients {
+			n.forget()
 		}
-		c = &nodeClient{nodeapi.NewClient(to.Node, target, token, s.roots), to.API, token}
-		s.clients[to.Node] = c
+		c = &nodeClient{nodeapi.NewClient(to.Node, target, token, n.roots), to.API, token}
+		n.clients[to.Node] = c
 	}
 	return c, nil
 }
 
-// forget gives up all that is open and idle. The caller holds the mutex.
-func (s *nodeSender) forget() {
-	for _, c := range s.clients {
+func (n *nodeSender) forget() {
+	for _, c := range n.clients {
 		c.Close()
 	}
-	clear(s.clients)
+	clear(n.clients)
 }
 
-func (s *nodeSender) close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.forget()
+func (n *nodeSender) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.forget()
 }
 
-// untold is what a farm says of the nodes that it could not tell.
-func untold(of []push.Unreachable) (u store.Untold) {
+func pushFailures(of []push.Unreachable) (u store.Untold) {
 	u.Count = len(of)
 	for _, n := range of[:min(len(of), store.MaxUntold)] {
-		u.Nodes = append(u.Nodes, store.UntoldNode{Node: n.Node, Since: n.Since.UTC(), Reason: field.Cut(n.Reason, 200)})
+		u.Nodes = append(u.Nodes,
+			store.UntoldNode{Node: n.Node, Since: n.Since.UTC(), Reason: field.Cut(n.Reason, 200)})
 	}
 	return u
 }

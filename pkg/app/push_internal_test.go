@@ -24,27 +24,30 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// taker takes scale requests, and answers with an error that it is told.
+// taker takes scale requests, and answers with err.
 type taker struct {
-	nodeapi.Pods // of which nothing else is asked
+	nodeapi.Pods // its other methods are not called
 
 	asked atomic.Int64
 	err   error
 }
 
-func (p *taker) Scale(_ context.Context, r scale.Request) (scale.Response, error) {
-	p.asked.Add(1)
-	return scale.Response{Success: p.err == nil, Service: r.Service}, p.err
+func (t *taker) Scale(_ context.Context, r scale.Request) (scale.Response, error) {
+	t.asked.Add(1)
+	return scale.Response{Success: t.err == nil, Service: r.Service}, t.err
 }
 
-// secured serves the API of a node whose certificate names it, and adds that to the file of those that are believed.
+// secured serves the API of a node with a certificate that names it, and adds the certificate to the CA file.
 func secured(t *testing.T, node, token, caFile string, pods *taker) (api string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{node}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), DNSNames: []string{node},
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	if err != nil {
 		t.Fatal(err)
@@ -62,13 +65,14 @@ func secured(t *testing.T, node, token, caFile string, pods *taker) (api string)
 		return path
 	}
 	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	believed, _ := os.ReadFile(caFile)
-	if err := os.WriteFile(caFile, append(believed, cert...), 0o600); err != nil {
+	others, _ := os.ReadFile(caFile)
+	if err := os.WriteFile(caFile, append(others, cert...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s, err := nodeapi.New(t.Context(), nodeapi.Config{
-		Node: node, Addr: "127.0.0.1:0", Dir: dir, TokenFile: file("token", []byte(token)), CertFile: file("cert", cert),
-		KeyFile: file("key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})), Log: obs.Discard(),
+		Node: node, Addr: "127.0.0.1:0", Dir: dir, Log: obs.Discard(),
+		TokenFile: file("token", []byte(token)), CertFile: file("cert", cert),
+		KeyFile: file("key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +84,7 @@ func secured(t *testing.T, node, token, caFile string, pods *taker) (api string)
 	return s.URL()
 }
 
-// A farm sends each node the token of that node, and nothing to whoever a record names in its place.
+// A farm sends each node only the token of that node, and sends no token to another server that a record names.
 func TestEachNodeGetsItsOwnToken(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -161,8 +165,8 @@ func TestNodeAccessIsChecked(t *testing.T) {
 	}
 }
 
-// A node that farms could not tell watches, and its record says that it was to be told.
-func TestIntentsNeedAnAPI(t *testing.T) {
+// If the API of a node does not allow pushes, the node watches its intents, and its record shows that push was refused.
+func TestPushNeedsAnAPI(t *testing.T) {
 	t.Parallel()
 	full := nodeapi.Config{Addr: "10.0.0.1:7462", TokenFile: "t", CertFile: "c", KeyFile: "k"}
 	for _, c := range []struct {

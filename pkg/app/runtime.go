@@ -14,13 +14,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/shim"
 )
 
-// supervisorName is the supervisor's directory in the node's.
 const supervisorName = "shim"
 
-// formerServices is where versions before this one kept what runit served, a directory for each process (ADR 17).
+// formerServices had a directory for each process under runit in earlier versions (ADR 17).
 const formerServices = "runit/sv"
 
-// refuseFormer returns an error where pods may run under runit: they would be started once more.
+// refuseFormer returns an error if pods may run under runit, because this version would start them a second time.
 func refuseFormer(dir *DataDir) error {
 	path := dir.Path(formerServices)
 	entries, err := os.ReadDir(path)
@@ -31,13 +30,13 @@ func refuseFormer(dir *DataDir) error {
 	case len(entries) == 0:
 		return nil
 	}
-	return fmt.Errorf("processes under runit in %s: %d, the first is %s; this version does not know runit and would run their pods twice; "+
-		"start the version before again, drain the node, wait until `rcctl pods` shows none on it, then start this version",
-		path, len(entries), entries[0].Name())
+	return fmt.Errorf("processes under runit in %s: %d, the first is %s; this version does not know runit and would "+
+		"run their pods twice; start the previous version again, drain the node, wait until `rcctl pods` shows none "+
+		"on it, then start this version", path, len(entries), entries[0].Name())
 }
 
-// openRuntime opens the node's runtime, whose processes live below a cgroup if there is one. Closing it leaves everything running.
-// The node's supervisor is this program started again.
+// openRuntime opens the node's runtime, with cgroups below cgroup if that is not empty. Its supervisor is another
+// process of this program. After Close, all processes run on.
 func openRuntime(b *base, cgroup string) (*shim.Client, error) {
 	dir, lifeline := b.dir.Path(supervisorName), b.common.Lifeline
 	exe, err := os.Executable()
@@ -52,16 +51,18 @@ func openRuntime(b *base, cgroup string) (*shim.Client, error) {
 		}
 		args = append(args, "--lifeline", absolute)
 	}
-	return shim.Dial(shim.ClientConfig{Dir: dir, Cgroup: cgroup, Spawn: func() error { return shim.Spawn(exe, args, dir) }})
+	spawn := func() error { return shim.Spawn(exe, args, dir) }
+	return shim.Dial(shim.ClientConfig{Dir: dir, Cgroup: cgroup, Spawn: spawn})
 }
 
-// SupervisorConfig is what a node's supervisor is told by the preparer that starts it.
+// SupervisorConfig is the configuration of a node's supervisor, from the preparer that starts it.
 type SupervisorConfig struct {
 	Dir      string
 	Lifeline string // development only: when it breaks, every pod is killed
 }
 
-// RunSupervisor is the main of the process that keeps a node's pods running. It ends with ctx, and leaves them running.
+// RunSupervisor is the main function of the process that keeps a node's pods running. It ends with ctx; the pods run
+// on.
 func RunSupervisor(ctx context.Context, cfg SupervisorConfig) error {
 	log, err := obs.NewLogger(os.Stderr, "info", "text")
 	if err != nil {

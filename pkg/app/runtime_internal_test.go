@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 )
 
-// What the version before this one left below a node's data directory, by path. A trailing slash makes a directory, an
+// Files that versions with runit left below a node's data directory, by path. A trailing slash makes a directory, an
 // arrow a link.
 const (
 	formerRun    = "#!/bin/sh\nexec '/var/lib/rcfarm/preparer/runit/stub' runit-exec run \"$@\"\n"
@@ -29,11 +29,14 @@ const (
 		`"boot_id":"cc808e1e-8554-4ecc-86fa-48e91bcdc4a2","runsv":{},"starts":1}`
 )
 
-// formerNode is a directory that runit has served and that has no process any more, as after a drain.
+// formerNode returns the files of a directory that runit has served, with the files of some services. Without services
+// no process is left, for example after a drain.
 func formerNode(services ...map[string]string) map[string]string {
 	files := map[string]string{
-		"runit/lock": "", "runit/runsvdir.log": "", "runit/runsvdir.json": `{"pid":28168,"start":69271,"boot":"cc808e1e-8554-4ecc-86fa-48e91bcdc4a2"}`,
-		"runit/service/": "", "runit/sv/": "", "runit/reserve/00": strings.Repeat("\x00", 1<<14), "runit/stub": "->/usr/local/bin/preparer",
+		"runit/lock": "", "runit/runsvdir.log": "",
+		"runit/runsvdir.json": `{"pid":28168,"start":69271,"boot":"cc808e1e-8554-4ecc-86fa-48e91bcdc4a2"}`,
+		"runit/service/":      "", "runit/sv/": "", "runit/reserve/00": strings.Repeat("\x00", 1<<14),
+		"runit/stub": "->/usr/local/bin/preparer",
 	}
 	for _, s := range services {
 		maps.Copy(files, s)
@@ -41,12 +44,14 @@ func formerNode(services ...map[string]string) map[string]string {
 	return files
 }
 
-// formerService is what runit serves as one process.
+// formerService returns the files of one process under runit.
 func formerService(name, record string) map[string]string {
 	at := "runit/sv/" + name + "/"
 	return map[string]string{
-		at + "record.json": record, at + "lock": "", at + "why-not": "", at + "run": formerRun, at + "finish": formerFinish,
-		at + "supervise/lock": "", at + "supervise/pid": "28205\n", at + "supervise/stat": "run\n", at + "supervise/status": strings.Repeat("\x00", 20),
+		at + "record.json": record, at + "lock": "", at + "why-not": "", at + "run": formerRun,
+		at + "finish":         formerFinish,
+		at + "supervise/lock": "", at + "supervise/pid": "28205\n", at + "supervise/stat": "run\n",
+		at + "supervise/status": strings.Repeat("\x00", 20),
 		"runit/service/" + name: "->../sv/" + name,
 	}
 }
@@ -72,7 +77,7 @@ func layOut(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-// formerFiles is what is below runit/, in the form of layOut without directories.
+// formerFiles reads the files below runit/, in the form of layOut without directories.
 func formerFiles(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -95,7 +100,7 @@ func formerFiles(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-// A preparer that started beside pods under runit would start them once more.
+// A preparer does not start while pods run under runit, because it would start these pods a second time.
 func TestPodsUnderRunitAreRefused(t *testing.T) {
 	t.Parallel()
 	const id = "rc1.main.0-7-web"
@@ -111,10 +116,19 @@ func TestPodsUnderRunitAreRefused(t *testing.T) {
 		"running":       {formerNode(formerService(id, formerRecord)), ": 1, the first is " + id},
 		"stopped":       {formerNode(formerService(id, formerStopped)), ": 1, the first"},
 		"unreadable":    {formerNode(formerService(id, "{")), ": 1, the first"},
-		"half removed":  {formerNode(formerService(id, strings.TrimSuffix(formerStopped, "}")+`,"removed":true}`)), ": 1, the first"},
-		"two":           {formerNode(formerService(id, formerRecord), formerService("rc2.main.0-1-web", formerRecord)), ": 2, the first"},
-		"both":          {formerNode(formerService(id, formerRecord), map[string]string{"shim/state/p.json": "{}"}), ": 1, the first"},
-		"no directory":  {map[string]string{"runit/sv": ""}, "not a directory"},
+		"half removed": {
+			formerNode(formerService(id, strings.TrimSuffix(formerStopped, "}")+`,"removed":true}`)),
+			": 1, the first",
+		},
+		"two": {
+			formerNode(formerService(id, formerRecord), formerService("rc2.main.0-1-web", formerRecord)),
+			": 2, the first",
+		},
+		"both": {
+			formerNode(formerService(id, formerRecord), map[string]string{"shim/state/p.json": "{}"}),
+			": 1, the first",
+		},
+		"no directory": {map[string]string{"runit/sv": ""}, "not a directory"},
 	} {
 		path := t.TempDir()
 		layOut(t, path, tt.files)
@@ -130,23 +144,31 @@ func TestPodsUnderRunitAreRefused(t *testing.T) {
 	}
 }
 
-// A start that is refused changes nothing of what runit serves, and starts no supervisor.
+// A refused start changes no file of runit, and starts no supervisor.
 func TestNoPreparerStartsBesideRunit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	layOut(t, dir, formerNode(formerService("rc1.main.0-7-web", formerRecord)))
 	before := formerFiles(t, dir)
 	p, err := NewPreparer(t.Context(), PreparerConfig{
-		Common: Common{Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text", DebugAddr: "off"},
-		Node:   "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
+		Common: Common{
+			Prefix: "x/", TTL: 2 * time.Second, DataDir: dir, LogLevel: "error", LogFormat: "text",
+			DebugAddr: "off",
+		},
+		Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
 		Isolation: IsolationOff, UserRange: DefaultUserRange, API: nodeapi.Config{Addr: "off"},
-		Artifacts: artifact.Config{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second},
+		Artifacts: artifact.Config{
+			CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second,
+		},
 	})
 	if err == nil {
 		p.close()
 		t.Fatal("it started")
 	}
-	for _, part := range []string{filepath.Join(dir, "runit/sv"), "the version before", "drain the node", "rcctl pods"} {
+	for _, part := range []string{
+		filepath.Join(dir, "runit/sv"), "the previous version", "drain the node",
+		"rcctl pods",
+	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q does not say %q", err, part)
 		}

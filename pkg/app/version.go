@@ -8,24 +8,25 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// described is what `git describe --tags --always --dirty` said of the sources. The Makefile has the linker set it; empty: unknown.
+// described is the output of `git describe --tags --always --dirty`, set by the linker (Makefile); empty: unknown.
 var described string
 
-// unreleased is the version of a build that knows no tag.
+// unreleased is the version of a build without a tag.
 const unreleased = "0.0.0-dev"
 
-// Version is what daemons and rcctl report and write into their records, in the form of semver.org.
+// Version is the version that daemons and rcctl report and write into their records (semver.org).
 var Version = versionOf(described)
 
-// description is a tag such as v1.2.3 or v1.2.3-rc.1, with what git adds: how many commits are after it, the last of these, and whether
-// files differ from that.
-var description = regexp.MustCompile(`^v?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+?)??(?:-([1-9]\d*)-g([0-9a-f]+))?(-dirty)?$`)
+// description matches a tag such as v1.2.3-rc.1, and what git adds: the number of commits after the tag, the last
+// commit, and whether files differ from it.
+var description = regexp.MustCompile(
+	`^v?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+?)??(?:-([1-9]\d*)-g([0-9a-f]+))?(-dirty)?$`,
+)
 
-// commit is what git says where no tag is before a commit.
+// commit matches git's output if no tag is before the commit.
 var commit = regexp.MustCompile(`^([0-9a-f]{4,64})(-dirty)?$`)
 
-// versionOf turns what git said into a version. Commits after a release belong to the next one: they sort behind that which is out, and
-// before that which comes.
+// versionOf turns git's output into a version. A commit after a release sorts after it and before the next one.
 func versionOf(described string) string {
 	if m := commit.FindStringSubmatch(described); m != nil {
 		return unreleased + metadata(m[1], m[2])
@@ -53,7 +54,6 @@ func versionOf(described string) string {
 	return version
 }
 
-// metadata tells builds of one version apart.
 func metadata(commit, dirty string) string {
 	var parts []string
 	if commit != "" {

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// Whatever git says of a checkout, records hold a version.
+// Each output of git becomes a valid version.
 func TestVersionOf(t *testing.T) {
 	t.Parallel()
 	for described, want := range map[string]string{

@@ -18,8 +18,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// AgentNode returns the node name of the local agent. (The API's Self takes no context, and a paused agent answers
-// never.)
+// AgentNode returns the node name of the local agent. The API's Self takes no context, and a suspended agent never
+// answers.
 func (c *Client) AgentNode(ctx context.Context) (string, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
@@ -30,7 +30,7 @@ func (c *Client) AgentNode(ctx context.Context) (string, error) {
 	return self.Config.NodeName, nil
 }
 
-// Service is a pod as the local agent knows it, with the check that the agent runs.
+// Service is a pod's service at the local agent.
 type Service struct {
 	ID      string
 	Name    string
@@ -41,38 +41,41 @@ type Service struct {
 	Check   *Check
 }
 
-// Check is one check. Exactly one of HTTP, TCP, TTL and Alias is set; Down may be set besides.
+// Check is one check. Exactly one of HTTP, TCP, TTL and Alias is set. Down can be set too.
 type Check struct {
-	HTTP     string // URL for a GET that must answer 2xx; redirects are not followed, as the pod would choose whom the agent asks
+	// HTTP is a URL whose GET must answer 2xx. Redirects are not followed, because the pod would choose the target.
+	HTTP     string
 	TCP      string // host:port that must accept a connection
 	Interval time.Duration
 	Timeout  time.Duration
-	// SuccessThreshold and FailureThreshold are how many equal answers in a row change its state; zero means one.
+	// These are how many equal answers in a row change the state of the check; zero: one.
 	SuccessThreshold, FailureThreshold int
-	// TTL makes it one that the agent does not run: it is critical when UpdateCheck was silent for so long.
+	// TTL is after how long without UpdateCheck the check becomes critical. The agent does not run it.
 	TTL time.Duration
-	// Alias is the id of another service of the agent whose state is this one's, too.
+	// Alias is the id of another service of the agent, whose state this check has.
 	Alias string `json:",omitempty"`
-	// Down says why the service does not work. While it is set, the check is critical and looks at nothing. Like Passing,
-	// it is no part of what the check is.
+	// Down is why the service does not work. Then the check is critical and runs nothing. Down and Passing are not part
+	// of the check's identity.
 	Down string `json:"-"`
-	// GoneAfter: after so long without passing the agent removes the service; zero: never.
+	// GoneAfter is after how long of a critical TTL check the agent removes the service; zero: never.
 	GoneAfter time.Duration `json:",omitempty"`
-	// Passing: the check begins as passing, because the caller has just seen the service pass.
+	// Passing: the check starts as passing, because the service passed a moment ago.
 	Passing bool `json:"-"`
 }
 
-// forEver is the TTL of a check that keeps its state. The agent takes no check without an end.
+// forEver is the TTL of a check that keeps its state, because the agent requires a TTL.
 const forEver = 10 * 365 * 24 * time.Hour
 
-// registration returns the check in the API's form.
 func (c *Check) registration(s *Service) *api.AgentServiceCheck {
-	reg := &api.AgentServiceCheck{CheckID: ServiceCheckID(s.ID), Name: "health of " + s.Name, Status: api.HealthCritical}
+	reg := &api.AgentServiceCheck{
+		CheckID: ServiceCheckID(s.ID), Name: "health of " + s.Name,
+		Status: api.HealthCritical,
+	}
 	if c.Passing {
 		reg.Status = api.HealthPassing
 	}
 	switch {
-	// Both have ids of their own, because Consul hands the state of a check on to the one with that id which replaces it.
+	// Consul copies the state of an old check to a new one with the same id. So the next two have their own ids.
 	case c.Down != "":
 		reg.CheckID, reg.Status, reg.TTL, reg.Notes = s.ID+downSuffix, api.HealthCritical, forEver.String(), c.Down
 		return reg
@@ -91,16 +94,16 @@ func (c *Check) registration(s *Service) *api.AgentServiceCheck {
 	return reg
 }
 
-// Services are those that the local agent has.
+// Services has the calls about services at the local agent.
 type Services struct {
 	c    *Client
 	last atomic.Pointer[localAnswer]
 }
 
-// TokenID is that of the client.
+// TokenID is Client.TokenID.
 func (a *Services) TokenID() string { return a.c.TokenID() }
 
-// UpdateCheck tells the local agent the state of a service's TTL check.
+// UpdateCheck sets the state of a TTL check at the local agent.
 func (a *Services) UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
@@ -115,15 +118,13 @@ func (a *Services) UpdateCheck(ctx context.Context, serviceID string, passing bo
 	return nil
 }
 
-// RegisterService registers a service and its check at the local agent, replacing what it had under that id. The check
-// starts critical, unless it is to begin as one that passes, except where name, address, port, tags and meta are those of the
-// service that was there: then its state stays, so that a restarted preparer does not take a healthy pod out of service.
-// An alias has the state of the other service at once.
+// RegisterService registers a service and its check at the local agent, and replaces a service with the same id. The
+// check keeps the state of an equal service, so a restarted preparer does not take a healthy pod out of service.
 func (a *Services) RegisterService(ctx context.Context, s Service) error {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
-	// Consul hands the state of a check on to the next check with that id, also if that one looks at something else. An
-	// alias finds its state at once, and a check that is down has an id of its own.
+	// Consul copies the state of the old check to a new one with the same id, even if that tests something else. So a
+	// service that differs is removed first. An alias gets the state of the other service at once.
 	if s.Check != nil && s.Check.Alias == "" {
 		if err := a.deregisterOther(ctx, s); err != nil {
 			return err
@@ -141,14 +142,12 @@ func (a *Services) RegisterService(ctx context.Context, s Service) error {
 	return nil
 }
 
-// registration is the API's, with checks that have what the API's lack.
 type registration struct {
 	api.AgentServiceRegistration
 	Checks []registeredCheck `json:",omitempty"`
 }
 
-// registeredCheck is the API's, and whether redirects are not followed, which the agent knows and the API's client does
-// not.
+// registeredCheck is the API's type with a field that the API client lacks: do not follow redirects.
 type registeredCheck struct {
 	api.AgentServiceCheck
 	DisableRedirects bool `json:",omitempty"`
@@ -156,21 +155,14 @@ type registeredCheck struct {
 
 func (a *Services) register(ctx context.Context, reg *registration) error {
 	body, err := json.Marshal(reg)
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = a.c.ask(ctx, http.MethodPut, "/v1/agent/service/register?replace-existing-checks=true", body)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, a.c.base+"/v1/agent/service/register?replace-existing-checks=true", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	_, err = a.answer(req)
 	return err
 }
 
-// maxRefusal bounds what is read of why the agent refuses, in bytes.
 const maxRefusal = 4 << 10
 
-// deregisterOther removes a service that has the id and is not the same.
 func (a *Services) deregisterOther(ctx context.Context, s Service) error {
 	old, _, err := a.c.api.Agent().Service(s.ID, Default.options(ctx))
 	switch {
@@ -185,12 +177,12 @@ func (a *Services) deregisterOther(ctx context.Context, s Service) error {
 	return a.DeregisterService(ctx, s.ID)
 }
 
-// ServiceCheckID returns the id of the check that RegisterService makes for a service, unless it is an alias or down.
+// ServiceCheckID returns the id of a service's check, unless the check is an alias or down.
 func ServiceCheckID(serviceID string) string { return serviceID + checkSuffix }
 
 const checkSuffix, downSuffix = "-health", "-down"
 
-// DeregisterService removes a service from the local agent. One that is not there is fine.
+// DeregisterService removes a service from the local agent. A missing service is no error.
 func (a *Services) DeregisterService(ctx context.Context, id string) error {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
@@ -205,49 +197,49 @@ func deregister(ctx context.Context, at *api.Client, id string) error {
 	return nil
 }
 
-// Health is what the local agent says of a service.
+// Health is the state of a service at the local agent.
 type Health struct {
-	Passing bool   // its check passes or is an alias, or it has none
-	Down    bool   // it was registered as one that does not work
-	Check   string // name of the check; empty: it has none, or an alias
-	Output  string // what the check said last
-	// Failed: the agent has run the check and it did not pass. A check that was registered as critical and has not run
-	// yet has not failed, nor has one that the agent could not run.
+	Passing bool   // the check passes, or is an alias, or there is no check
+	Down    bool   // the service was registered with Check.Down
+	Check   string // name of the check; empty: there is no check, or it is an alias
+	Output  string // the latest output of the check
+	// Failed: the agent has run the check, and it did not pass. False if the agent has not run it, or could not.
 	Failed bool
 }
 
-// LocalServices returns the services at the local agent whose meta has the value under the key, by their ids. A service
-// without a check passes, and so does one whose check is an alias. The map is shared: it must not be changed.
+// LocalServices returns, by id, the services at the local agent with metaValue under metaKey in their meta. Callers
+// share the map and must not change it.
 func (a *Services) LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]Health, error) {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
-	// The filter language knows no escapes in double quotes; in backticks everything but they stands for itself.
+	// The filter language has no escapes in double quotes. In backticks every other character stands for itself.
 	if strings.ContainsAny(metaKey+metaValue, "`\r") {
 		return nil, fmt.Errorf("read services of the local agent: a filter cannot hold meta %q=%q", metaKey, metaValue)
 	}
-	said := localAnswer{filter: fmt.Sprintf("Meta[`%s`] == `%s`", metaKey, metaValue)}
+	got := localAnswer{filter: fmt.Sprintf("Meta[`%s`] == `%s`", metaKey, metaValue)}
 	var err error
-	if said.services, err = a.read(ctx, "/v1/agent/services", said.filter); err != nil {
+	if got.services, err = a.read(ctx, "/v1/agent/services", got.filter); err != nil {
 		return nil, fmt.Errorf("read services of the local agent: %w", err)
 	}
-	if string(bytes.TrimSpace(said.services)) == "{}" {
+	if string(bytes.TrimSpace(got.services)) == "{}" {
 		return map[string]Health{}, nil
 	}
-	if said.checks, err = a.read(ctx, "/v1/agent/checks", "CheckID matches `("+checkSuffix+"|"+downSuffix+")$`"); err != nil {
+	if got.checks, err = a.read(ctx, "/v1/agent/checks",
+		"CheckID matches `("+checkSuffix+"|"+downSuffix+")$`"); err != nil {
 		return nil, fmt.Errorf("read checks of the local agent: %w", err)
 	}
-	if last := a.last.Load(); last != nil && last.same(&said) {
+	if last := a.last.Load(); last != nil && last.same(&got) {
 		return last.health, nil
 	}
-	if err := said.decode(); err != nil {
+	if err := got.decode(); err != nil {
 		return nil, fmt.Errorf("read services and checks of the local agent: %w", err)
 	}
-	a.last.Store(&said)
-	return said.health, nil
+	a.last.Store(&got)
+	return got.health, nil
 }
 
-// localAnswer is what the agent said of services and checks, and what that tells. A node asks every other second, and
-// mostly hears the same: it decodes that once.
+// localAnswer is the agent's answer. Services keeps the decoded answer, because a node asks every two seconds, and
+// mostly gets the same.
 type localAnswer struct {
 	filter           string
 	services, checks []byte
@@ -272,43 +264,42 @@ func (l *localAnswer) decode() error {
 		}
 		if check, has := checks[ServiceCheckID(id)]; has {
 			passing := check.Status == api.HealthPassing
-			l.health[id] = Health{Passing: passing, Check: check.Name, Output: check.Output, Failed: !passing && saysFailed(check.Output)}
+			l.health[id] = Health{Passing: passing, Check: check.Name, Output: check.Output, Failed: !passing &&
+				saysFailed(check.Output)}
 		}
 	}
 	return nil
 }
 
-// read returns what the agent answers at a path.
 func (a *Services) read(ctx context.Context, path, filter string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.c.base+path+"?"+url.Values{"filter": {filter}}.Encode(), http.NoBody)
+	return a.c.ask(ctx, http.MethodGet, path+"?"+url.Values{"filter": {filter}}.Encode(), nil)
+}
+
+// ask returns the body of the agent's answer. A status other than 200 is an api.StatusError.
+func (c *Client) ask(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
-	return a.answer(req)
-}
-
-// answer sends a request and returns the body of the answer. A status other than 200 is an api.StatusError.
-func (a *Services) answer(req *http.Request) ([]byte, error) {
-	resp, err := a.c.web.Do(req)
+	resp, err := c.web.Do(req)
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		said, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // a part of the reason is better than none
-		return nil, api.StatusError{Code: resp.StatusCode, Body: string(said)}
+		reason, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // a part of the reason is enough
+		return nil, api.StatusError{Code: resp.StatusCode, Body: string(reason)}
 	}
 	return io.ReadAll(resp.Body)
 }
 
-// httpAnswer begins what an HTTP check says that was answered.
+// httpAnswer begins the output of an HTTP check that got a response.
 const httpAnswer = "HTTP GET "
 
-// lacking is what a check says that the agent could not run, for want of files or ports of its own.
+// lacking has texts in the output of a check that the agent could not run, because it lacked files or ports.
 var lacking = []string{": socket: ", "too many open files", "cannot assign requested address"}
 
-// saysFailed reports whether the agent has run a check that does not pass. Output is the check's last one. A check that
-// has not run yet has none.
+// saysFailed reports whether the agent has run a check that does not pass. Before the first run, output is empty.
 func saysFailed(output string) bool {
 	lacks := func(text string) bool { return strings.Contains(output, text) }
 	return output != "" && (strings.HasPrefix(output, httpAnswer) || !slices.ContainsFunc(lacking, lacks))

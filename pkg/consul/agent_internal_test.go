@@ -2,8 +2,8 @@ package consul
 
 import "testing"
 
-// What a check says that the agent itself could not run is about nobody else; what somebody answers may say anything.
-func TestWhatSaysThatACheckFailed(t *testing.T) {
+// An output has the agent's own error if the agent could not run the check. A service's answer can contain any text.
+func TestOutputsThatMeanAFailedCheck(t *testing.T) {
 	t.Parallel()
 	for output, want := range map[string]bool{
 		"": false,

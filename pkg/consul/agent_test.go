@@ -32,7 +32,6 @@ func TestAgentNode(t *testing.T) {
 	}
 }
 
-// passing waits until LocalServices answers as wanted.
 func passing(t *testing.T, c *consul.Client, key, value string, want map[string]bool) {
 	t.Helper()
 	consultest.Eventually(t, patience, func() error {
@@ -94,8 +93,9 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 	sick.Store(true)
 	passing(t, c, key, value, map[string]bool{id("http"): false, id("tcp"): true, id("plain"): true})
 	local, err := c.Services.LocalServices(t.Context(), key, value)
-	if h := local[id("http")]; err != nil || h.Check != "health of web" || !strings.Contains(h.Output, "503 Service Unavailable Output: ") {
-		t.Errorf("the failing check is %+v (%v)", h, err) // pkg/health relies on the form
+	if h := local[id("http")]; err != nil || h.Check != "health of web" ||
+		!strings.Contains(h.Output, "503 Service Unavailable Output: ") {
+		t.Errorf("the failing check is %+v (%v)", h, err) // pkg/health relies on this form
 	}
 	if h := local[id("plain")]; h != (consul.Health{Passing: true}) {
 		t.Errorf("the service without a check has %+v", h)
@@ -105,13 +105,14 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 	_ = listener.Close()
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): false, id("plain"): true})
 
-	// Registering again replaces: the check that is gone must not count any more.
-	if err := c.Services.RegisterService(t.Context(), consul.Service{ID: id("tcp"), Name: "web", Meta: meta}); err != nil {
+	// A check that the new registration lacks must not count any more.
+	if err := c.Services.RegisterService(t.Context(),
+		consul.Service{ID: id("tcp"), Name: "web", Meta: meta}); err != nil {
 		t.Fatal(err)
 	}
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true, id("plain"): true})
 
-	for range 2 { // the second time it is not there
+	for range 2 { // the second time the service is missing
 		if err := c.Services.DeregisterService(t.Context(), id("plain")); err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +120,7 @@ func TestServicesOfTheLocalAgent(t *testing.T) {
 	passing(t, c, key, value, map[string]bool{id("http"): true, id("tcp"): true})
 }
 
-// The state of a service is also that of those whose checks are its aliases, without a request more.
+// If the check of a service is an alias of another service, both have the same state.
 func TestAliasCheck(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -144,7 +145,6 @@ func TestAliasCheck(t *testing.T) {
 	}
 }
 
-// healthIs waits until the agent says so of a service, whatever it depends on.
 func healthIs(t *testing.T, raw *api.Client, id, want string) {
 	t.Helper()
 	consultest.Eventually(t, patience, func() error {
@@ -156,7 +156,7 @@ func healthIs(t *testing.T, raw *api.Client, id, want string) {
 	})
 }
 
-// A service that has a state of its own and needs another one passes only while both do, also when the other one is gone for good.
+// A service with an alias check passes only if it is not registered as down, and the other service exists and passes.
 func TestACheckWithAnotherService(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -180,7 +180,10 @@ func TestACheckWithAnotherService(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	node := consul.Service{ID: with, Name: "node", Check: &consul.Check{TTL: time.Hour, GoneAfter: time.Hour, Passing: true}}
+	node := consul.Service{
+		ID: with, Name: "node",
+		Check: &consul.Check{TTL: time.Hour, GoneAfter: time.Hour, Passing: true},
+	}
 	register(node)
 	pod := consul.Service{ID: own, Name: "web", Meta: meta, Check: &consul.Check{Alias: with, Passing: true}}
 	down := pod
@@ -198,33 +201,36 @@ func TestACheckWithAnotherService(t *testing.T) {
 	is("critical")
 	local(consul.Health{Down: true, Check: "health of web"})
 	say(with, false)
-	say(with, true) // the other one's news change nothing
+	say(with, true) // a change of the other service changes nothing
 	is("critical")
 	register(pod)
 	is("passing")
 	say(with, false)
 	is("critical")
-	local(consul.Health{Passing: true}) // its own state is as it was told
+	local(consul.Health{Passing: true}) // LocalServices does not read the alias
 	say(with, true)
 	is("passing")
 	if err := c.Services.DeregisterService(t.Context(), with); err != nil {
 		t.Fatal(err)
 	}
-	register(pod) // the agent looks at once
+	register(pod) // the agent evaluates the alias at once
 	is("critical")
 	register(node)
 	register(pod)
 	is("passing")
 }
 
-// A pod chooses what it answers, not whom the agent asks: a redirect is a failure, and its target is not asked.
+// HTTP checks follow no redirect, because the pod would choose the URL that the agent requests.
 func TestHTTPChecksFollowNoRedirect(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
 	var reached atomic.Bool
 	target := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Store(true) }))
 	t.Cleanup(target.Close)
-	for _, status := range []int{http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
+	for _, status := range []int{
+		http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
+		http.StatusTemporaryRedirect, http.StatusPermanentRedirect,
+	} {
 		var asked atomic.Int64
 		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			asked.Add(1)
@@ -232,7 +238,10 @@ func TestHTTPChecksFollowNoRedirect(t *testing.T) {
 		}))
 		t.Cleanup(web.Close)
 		id := fmt.Sprintf("%s-%d", strings.TrimSuffix(prefix, "/"), status)
-		s := consul.Service{ID: id, Name: "web", Meta: map[string]string{"k": id}, Check: &consul.Check{HTTP: web.URL, Interval: 50 * time.Millisecond, Timeout: patience, Passing: true}}
+		s := consul.Service{
+			ID: id, Name: "web", Meta: map[string]string{"k": id},
+			Check: &consul.Check{HTTP: web.URL, Interval: 50 * time.Millisecond, Timeout: patience, Passing: true},
+		}
 		if err := c.Services.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -250,7 +259,7 @@ func TestHTTPChecksFollowNoRedirect(t *testing.T) {
 	}
 }
 
-// A check starts critical, so that nothing counts as available before it was looked at, unless it is known to pass.
+// A check starts critical, because no pod may be available before it has run, unless Passing is set.
 func TestRegisteredCheckStartsCritical(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
@@ -263,7 +272,8 @@ func TestRegisteredCheckStartsCritical(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id) })
-	if got := must[map[string]consul.Health](t)(c.Services.LocalServices(t.Context(), "k", id)); len(got) != 1 || got[id].Passing || got[id].Check != "health of slow" {
+	if got := must[map[string]consul.Health](t)(c.Services.LocalServices(t.Context(), "k", id)); len(got) != 1 ||
+		got[id].Passing || got[id].Check != "health of slow" {
 		t.Fatalf("got %v", got)
 	}
 
@@ -275,12 +285,13 @@ func TestRegisteredCheckStartsCritical(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), other.ID) })
-	if got := must[map[string]consul.Health](t)(c.Services.LocalServices(t.Context(), "k", other.ID)); !got[other.ID].Passing {
+	if got := must[map[string]consul.Health](
+		t)(c.Services.LocalServices(t.Context(), "k", other.ID)); !got[other.ID].Passing {
 		t.Errorf("one that is to begin as passing is %v", got)
 	}
 }
 
-// What the check of another service under the same id said does not count; that of the same service does.
+// A check keeps its state if the same service is registered again, but not if another service gets its id.
 func TestRegisteringAgain(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
@@ -320,7 +331,10 @@ func TestPassingAsksTheCatalog(t *testing.T) {
 		t.Fatalf("a service that does not exist: %v", got)
 	}
 	for i, check := range []*consul.Check{nil, nil, {TCP: "127.0.0.1:1", Interval: time.Hour, Timeout: time.Second}} {
-		s := consul.Service{ID: fmt.Sprint(name, i), Name: name, Meta: map[string]string{"nonce": fmt.Sprint("n", i)}, Check: check}
+		s := consul.Service{
+			ID: fmt.Sprint(name, i), Name: name,
+			Meta: map[string]string{"nonce": fmt.Sprint("n", i)}, Check: check,
+		}
 		if err := c.Services.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -350,7 +364,6 @@ func TestReads(t *testing.T) {
 	if keys, err := c.Keys(t.Context(), prefix); err != nil || len(keys) != 0 {
 		t.Errorf("Keys of nothing: %v %v", keys, err)
 	}
-	// Any byte that a name may have survives the way.
 	odd := prefix + "a b/ü%2f?x=1&y#<z>/+"
 	put(t, c, odd, "v")
 	if got := get(t, c, odd); got.Key != odd || string(got.Value) != "v" {
@@ -359,12 +372,13 @@ func TestReads(t *testing.T) {
 	if keys := must[[]string](t)(c.Keys(t.Context(), prefix)); !slices.Equal(keys, []string{odd}) {
 		t.Errorf("keys %q", keys)
 	}
-	if pairs := must[[]consul.Pair](t)(c.List(t.Context(), prefix+"a b/", consul.Default)); len(pairs) != 1 || pairs[0].Key != odd {
+	if pairs := must[[]consul.Pair](t)(c.List(t.Context(), prefix+"a b/", consul.Default)); len(pairs) != 1 ||
+		pairs[0].Key != odd {
 		t.Errorf("pairs %+v", pairs)
 	}
 }
 
-// A socket is an address, too, and keeps the bound on connections.
+// The address can be a unix socket.
 func TestUnixSocket(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir() + "/consul.sock"
@@ -372,9 +386,12 @@ func TestUnixSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte(`{"Config": {"NodeName": "socket"}}`))
-	})}}
+	server := &httptest.Server{
+		Listener: listener,
+		Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(`{"Config": {"NodeName": "socket"}}`))
+		})},
+	}
 	server.Start()
 	t.Cleanup(server.Close)
 	c := clientOf(t, consul.Config{Address: "unix://" + path})

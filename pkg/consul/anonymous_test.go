@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// What a request without a token may do is asked without one, whatever the client has, and writes nothing: all without ACLs, nothing where
-// Consul denies by default, and what the anonymous token, or the default token of the agent, is allowed.
+// Anonymous asks Consul without the client's own token, and writes nothing. If ACLs are off, such a request has all
+// rights. Else it has the rights of the anonymous token, or of the agent's default token.
 func TestAnonymous(t *testing.T) {
 	t.Parallel()
 	rights := []consul.Right{
@@ -30,18 +30,22 @@ func TestAnonymous(t *testing.T) {
 	g := startGuarded(t)
 	c := clientOf(t, consul.Config{Address: g.addr, Token: managementToken})
 	var got []consul.Right
-	consultest.Eventually(t, patience, func() (err error) { // until there is an anonymous token
+	consultest.Eventually(t, patience, func() (err error) { // wait until there is an anonymous token
 		got, err = c.ACL.Anonymous(t.Context(), rights)
 		return err
 	})
 	if len(got) != 0 {
 		t.Errorf("where nothing is allowed: %v", got)
 	}
-	policy, _, err := g.raw.ACL().PolicyCreate(&api.ACLPolicy{Name: "anonymous", Rules: `key_prefix "anon/" { policy = "write" }`}, nil)
+	policy, _, err := g.raw.ACL().PolicyCreate(
+		&api.ACLPolicy{Name: "anonymous", Rules: `key_prefix "anon/" { policy = "write" }`}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := g.raw.ACL().TokenUpdate(&api.ACLToken{AccessorID: "00000000-0000-0000-0000-000000000002", Policies: []*api.ACLLink{{ID: policy.ID}}}, nil); err != nil {
+	if _, _, err := g.raw.ACL().TokenUpdate(&api.ACLToken{
+		AccessorID: "00000000-0000-0000-0000-000000000002",
+		Policies:   []*api.ACLLink{{ID: policy.ID}},
+	}, nil); err != nil {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, patience, func() error {
@@ -63,7 +67,8 @@ func TestAnonymous(t *testing.T) {
 		}
 		return consultest.CutBefore
 	})
-	if got, err := clientOf(t, consul.Config{Address: p.Addr, Token: managementToken}).ACL.Anonymous(t.Context(), rights); err == nil {
+	if got, err := clientOf(t, consul.Config{Address: p.Addr, Token: managementToken}).ACL.Anonymous(t.Context(),
+		rights); err == nil {
 		t.Errorf("without an answer: %v", got)
 	}
 }

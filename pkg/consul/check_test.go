@@ -15,19 +15,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// The agent changes its mind only after so many equal answers in a row as the check says, and one answer is enough where
-// it says nothing.
+// The agent changes a check's state only after as many equal answers in a row as its thresholds say, by default one.
 func TestThresholdsOfChecks(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
 	const toPassing, toCritical = "fpfpp", "fpfppppppffpfff"
-	answers := &scripted{next: toCritical} // then the last for ever
+	answers := &scripted{next: toCritical} // after these answers, the last one is repeated
 	web := httptest.NewServer(answers)
 	t.Cleanup(web.Close)
 	id := strings.TrimSuffix(prefix, "/")
 	err := c.Services.RegisterService(t.Context(), consul.Service{
 		ID: id, Name: "web", Meta: map[string]string{"k": id},
-		Check: &consul.Check{HTTP: web.URL, Interval: time.Second, Timeout: patience, SuccessThreshold: 2, FailureThreshold: 3},
+		Check: &consul.Check{
+			HTTP: web.URL, Interval: time.Second, Timeout: patience, SuccessThreshold: 2,
+			FailureThreshold: 3,
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +45,7 @@ func TestThresholdsOfChecks(t *testing.T) {
 	}
 }
 
-// scripted answers as its text says, p or f, and the last of it for ever.
+// scripted answers in the order of next: p passes, f fails, and the last letter repeats for ever.
 type scripted struct {
 	mu   sync.Mutex
 	next string
@@ -68,7 +70,7 @@ func (s *scripted) given() string {
 	return s.done.String()
 }
 
-// A check has failed once the agent has run it, and not while it only stands as critical because it was registered so.
+// A check has failed only if the agent has run it. Before, it is critical.
 func TestAFreshCheckHasNotFailed(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
@@ -77,13 +79,15 @@ func TestAFreshCheckHasNotFailed(t *testing.T) {
 	t.Cleanup(ill.Close)
 	const nobody = "127.0.0.1:1"
 	checks := map[string]*consul.Check{
-		"-fresh": {HTTP: ill.URL, Interval: 1000 * time.Hour, Timeout: patience}, // the agent spreads first runs over the interval
+		// ^ The agent spreads the first runs over the interval.
+		"-fresh": {HTTP: ill.URL, Interval: 1000 * time.Hour, Timeout: patience},
 		"-ill":   {HTTP: ill.URL, Interval: time.Second, Timeout: patience},
 		"-gone":  {HTTP: "http://" + nobody, Interval: time.Second, Timeout: patience},
 		"-deaf":  {TCP: nobody, Interval: time.Second, Timeout: patience},
 	}
 	for suffix, check := range checks {
-		if err := c.Services.RegisterService(t.Context(), consul.Service{ID: id + suffix, Name: "web", Meta: map[string]string{"k": id}, Check: check}); err != nil {
+		if err := c.Services.RegisterService(t.Context(),
+			consul.Service{ID: id + suffix, Name: "web", Meta: map[string]string{"k": id}, Check: check}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id+suffix) })
@@ -99,7 +103,7 @@ func TestAFreshCheckHasNotFailed(t *testing.T) {
 	})
 }
 
-// A TTL check is what it was last told to be, and critical once nobody tells it anything.
+// A TTL check keeps its last state, and becomes critical when it is not updated any more.
 func TestTTLCheck(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -112,13 +116,15 @@ func TestTTLCheck(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = c.Services.DeregisterService(context.Background(), id) })
 	passing(t, c, "k", id, map[string]bool{id: false})
-	consultest.Eventually(t, patience, func() error { // told again where the machine was too slow to look
+	// On a slow machine the TTL may end before the read.
+	consultest.Eventually(t, patience, func() error {
 		if err := c.Services.UpdateCheck(t.Context(), id, true, "all is well"); err != nil {
 			t.Fatal(err)
 		}
 		local, err := c.Services.LocalServices(t.Context(), "k", id)
 		checks, otherErr := raw.Agent().ChecksWithFilter(fmt.Sprintf("ServiceID == `%s`", id))
-		if err = errors.Join(err, otherErr); err == nil && (!local[id].Passing || checks[consul.ServiceCheckID(id)].Output != "all is well") {
+		if err = errors.Join(err, otherErr); err == nil &&
+			(!local[id].Passing || checks[consul.ServiceCheckID(id)].Output != "all is well") {
 			err = fmt.Errorf("services %v, checks %v", local, checks)
 		}
 		return err

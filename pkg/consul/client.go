@@ -1,7 +1,3 @@
-// Package consul is everything that rcfarm asks of Consul: reads, watches, transactions with three outcomes,
-// incarnations, sessions and fenced locks. It is the only package that imports Consul's API client.
-//
-// Each fact about Consul that the code relies on has a test against a real server in facts_*_test.go.
 package consul
 
 import (
@@ -16,44 +12,45 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// Sentinels that callers test for with errors.Is.
+// Sentinel errors for errors.Is.
 var (
 	ErrNotFound = errors.New("not found")
-	// ErrFiltered means that the token may not read what was asked for. It is never an empty answer. Consul does not tell
-	// clients without a token that it hid something from them, so that their lists are ErrFiltered wherever the default
-	// policy is deny, also when the anonymous token or the agent's default token may read everything.
+	// ErrFiltered means that the token may not read all that was asked for. The result is never an empty answer. Consul
+	// does not report to a client without a token that it hid something. So if the default policy is deny, the lists of
+	// such a client always end with ErrFiltered, even if the anonymous token or the agent's default token may read
+	// them.
 	ErrFiltered = errors.New("not all of it can be read (results filtered by ACLs)")
 	// ErrRefused means that a transaction was definitely not carried out.
 	ErrRefused = errors.New("transaction refused")
 	// ErrUnknown means that a transaction may have been carried out, or may still be.
 	ErrUnknown = errors.New("transaction outcome unknown")
-	// ErrUnsent means that a transaction has not left this process. An error that matches it matches ErrUnknown too: whoever
-	// treats both alike is right, and only those who tell people what was written need the difference.
+	// ErrUnsent means that a transaction has not left this process. It also matches ErrUnknown.
 	ErrUnsent = errors.New("transaction not sent")
-	// ErrLost means that a session or a lock is not ours any more, or cannot be proved to be.
-	ErrLost = errors.New("session lost")
-	// ErrTooLarge means that a transaction exceeds what Consul takes; it was not sent.
+	// ErrLost means that this process lost a session or a lock, or cannot prove that it has it.
+	ErrLost = errors.New("the session or the lock is lost")
+	// ErrTooLarge means that a transaction exceeds Consul's limits and was not sent.
 	ErrTooLarge = errors.New("transaction too large")
 )
 
 // Defaults of Config.
 const (
-	DefaultMaxConns    = 60 - LivenessConns // P8: 60 in all
+	DefaultMaxConns    = 60 - LivenessConns // together with LivenessConns: 60 (P8)
 	DefaultCallTimeout = 5 * time.Second
 )
 
-// LivenessConns is how many connections a client has for the liveness of its session alone: one for the query that waits,
-// one for heartbeats. Calls that queue for the others would else keep a session from being renewed.
+// LivenessConns is how many connections serve only the session's liveness: one for the blocking query, and one for
+// heartbeats. Heartbeats must not wait for other calls.
 const LivenessConns = 2
 
-// Config says how to reach Consul. Empty fields follow Consul's own environment variables and defaults.
+// Config describes how to reach Consul. If Address, Token and TokenFile are empty, Consul's environment variables and
+// defaults apply.
 type Config struct {
 	Address     string        // host:port, URL or unix socket
-	Token       string        // ACL token; lists need one where Consul's default policy is deny (see ErrFiltered)
-	TokenFile   string        // file with the token, read again when it changes; it goes before Token
-	MaxConns    int           // TCP connections to the agent besides LivenessConns (P8); DefaultMaxConns when zero
-	CallTimeout time.Duration // of one call that does not block; DefaultCallTimeout when zero
-	// OnTokenFile is told when the file cannot be read any more, and an earlier token is used. It may be nil.
+	Token       string        // ACL token; if Consul's default policy is deny, lists need a token (see ErrFiltered)
+	TokenFile   string        // file with the token, read again when it changes; overrides Token
+	MaxConns    int           // TCP connections to the agent besides LivenessConns (P8); zero: DefaultMaxConns
+	CallTimeout time.Duration // of one call that does not block; zero: DefaultCallTimeout
+	// OnTokenFile, if set, is called when the file cannot be read any more. The client still uses the earlier token.
 	OnTokenFile func(error)
 }
 
@@ -65,17 +62,17 @@ type Client struct {
 	ACL      *ACL
 
 	api     *api.Client
-	live    *api.Client // for the liveness of the session
+	live    *api.Client // only for the liveness of the session
 	timeout time.Duration
 	pools   []*http.Transport
 	source  *tokenSource
-	web     *http.Client // what api sends its requests with
+	web     *http.Client // sends the requests of api
 	base    string       // URL of the agent
 	past    past
 	guards  guards
 }
 
-// New returns a client. It does not connect yet.
+// New opens no connection yet.
 func New(cfg Config) (*Client, error) {
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = DefaultMaxConns
@@ -87,12 +84,13 @@ func New(cfg Config) (*Client, error) {
 	c.Locks, c.Services, c.Catalog, c.ACL = &Locks{c}, &Services{c: c}, &Catalog{c}, &ACL{c}
 	var err error
 	if c.live, err = c.dialer(cfg, LivenessConns); err == nil {
-		c.api, err = c.dialer(cfg, cfg.MaxConns) // last, because web is that of api
+		c.api, err = c.dialer(cfg, cfg.MaxConns) // last, because it sets web
 	}
 	return c, err
 }
 
-// sourceOf chooses as Consul's own programs do: what was said to this one, then the environment; a file before a word.
+// sourceOf chooses the source of the token, in the order of Consul's own programs: configuration before environment,
+// file before fixed token.
 func sourceOf(cfg Config) *tokenSource {
 	own := api.DefaultConfig()
 	switch {
@@ -107,7 +105,7 @@ func sourceOf(cfg Config) *tokenSource {
 	}
 }
 
-// TokenSource says for people where the token comes from, and how soon another one there is used.
+// TokenSource describes for people where the token comes from, and how to replace it.
 func (c *Client) TokenSource() (from, again string) {
 	switch {
 	case c.source.file != "":
@@ -119,29 +117,33 @@ func (c *Client) TokenSource() (from, again string) {
 	}
 }
 
-// dialer returns an API client with a pool of connections of its own.
+// dialer returns an API client with its own connections.
 func (c *Client) dialer(cfg Config, conns int) (*api.Client, error) {
 	conf := api.DefaultConfig()
 	if cfg.Address != "" {
 		conf.Address = cfg.Address
 	}
-	conf.Token = "set by bearer" // with one NewClient does not read a file, which may not be there yet
-	conf.Transport.MaxConnsPerHost = conns
+	conf.Token = "set by bearer" // else NewClient would read the token file, which may not exist yet
 	conf.Transport.MaxIdleConnsPerHost = conns
 	conf.Transport.MaxIdleConns = conns
-	conf.Transport.DisableCompression = true // the agent is on this machine: it would cost both sides more than it saves
+	// Compression costs more than it saves on one machine.
+	conf.Transport.DisableCompression = true
 	if socket, ok := strings.CutPrefix(conf.Address, "unix://"); ok {
-		// The API client would put its own transport in the place of ours, without the bound on connections.
-		conf.Address = "consul.sock" // only names the host in requests
+		// The API client's own transport has no bound on connections.
+		conf.Address = "consul.sock" // only the host name in requests
 		conf.Transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		}
 	}
+	bound(conf.Transport, conns)
 	inner, err := api.NewHttpClient(conf.Transport, conf.TLSConfig)
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
 	}
-	conf.HttpClient = &http.Client{Transport: taps{&bearer{source: c.source, next: &reach{address: conf.Address, next: inner.Transport}}}}
+	conf.HttpClient = &http.Client{Transport: taps{&bearer{
+		source: c.source,
+		next:   &reach{address: conf.Address, next: inner.Transport},
+	}}}
 	client, err := api.NewClient(conf)
 	if err != nil {
 		return nil, fmt.Errorf("consul client for %s: %w", conf.Address, err)
@@ -164,24 +166,27 @@ type Pair struct {
 	Value       []byte
 	ModifyIndex uint64
 	CreateIndex uint64 // of the first write since the key was last missing
-	Session     string // that holds the key as a lock; empty when none
-	LockIndex   uint64 // how many sessions have held it so far
+	Session     string // the session that holds the key as a lock; empty: none
+	LockIndex   uint64 // how often a session has taken the key as a lock
 	Flags       uint64
 }
 
 func pairOf(p *api.KVPair) Pair {
-	return Pair{Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex, CreateIndex: p.CreateIndex, Session: p.Session, LockIndex: p.LockIndex, Flags: p.Flags}
+	return Pair{
+		Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex, CreateIndex: p.CreateIndex, Session: p.Session,
+		LockIndex: p.LockIndex, Flags: p.Flags,
+	}
 }
 
-// Consistency chooses what a read may miss.
+// Consistency is how current a read must be.
 type Consistency int
 
 const (
-	// Default is answered by the leader; for a moment around an election it may be behind.
+	// Default is answered by the leader. Around an election the answer may be old.
 	Default Consistency = iota
 	// Consistent makes the leader prove its leadership first. The first read after a claim uses it.
 	Consistent
-	// Stale is answered by any server, also without a leader, and may be old. Nothing is decided by it.
+	// Stale is answered by any server, even without a leader, and may be old. No decision may depend on it.
 	Stale
 )
 
@@ -190,17 +195,15 @@ func (c Consistency) options(ctx context.Context) *api.QueryOptions {
 	return opts.WithContext(ctx)
 }
 
-// call bounds one call that does not block.
 func (c *Client) call(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.timeout)
 }
 
-// hidden reports whether an answer may lack what the token may not read.
+// hidden reports whether the token may have hidden a part of an answer; see ErrFiltered.
 func (c *Client) hidden(meta *api.QueryMeta) bool {
 	return meta.ResultsFilteredByACLs || c.source.none() && meta.DefaultACLPolicy == "deny"
 }
 
-// readError gives Consul's 403 the name that callers test for.
 func readError(err error) error {
 	if answered(err, http.StatusForbidden) {
 		return fmt.Errorf("%w: %w", ErrFiltered, err)
@@ -208,7 +211,6 @@ func readError(err error) error {
 	return err
 }
 
-// unread is why an answer is of no use: there is none, or it may lack something.
 func (c *Client) unread(err error, meta *api.QueryMeta) error {
 	if err == nil && c.hidden(meta) {
 		return ErrFiltered
@@ -216,13 +218,12 @@ func (c *Client) unread(err error, meta *api.QueryMeta) error {
 	return readError(err)
 }
 
-// answered reports whether an error is an answer of Consul's with a status.
 func answered(err error, code int) bool {
 	status, is := errors.AsType[api.StatusError](err)
 	return is && status.Code == code
 }
 
-// Get reads one key. It returns ErrNotFound when the key is missing, and ErrFiltered when the token may not read it.
+// Get returns ErrNotFound if the key is missing, and ErrFiltered if the token may not read it.
 func (c *Client) Get(ctx context.Context, key string, consistency Consistency) (Pair, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
@@ -236,8 +237,7 @@ func (c *Client) Get(ctx context.Context, key string, consistency Consistency) (
 	return pairOf(pair), nil
 }
 
-// List reads every key below a prefix. A prefix without keys is an empty answer; ErrFiltered says that the token hides
-// something.
+// List reads every key below a prefix. It returns ErrFiltered if the token may not read all of them.
 func (c *Client) List(ctx context.Context, prefix string, consistency Consistency) ([]Pair, error) {
 	ctx, cancel := c.call(ctx)
 	defer cancel()
@@ -261,28 +261,26 @@ func (c *Client) list(prefix string, opts *api.QueryOptions) ([]Pair, uint64, er
 	return pairs, meta.LastIndex, nil
 }
 
-// Keys lists the names of the keys below a prefix, without their values.
+// Keys lists the keys below a prefix without values.
 func (c *Client) Keys(ctx context.Context, prefix string) ([]string, error) {
-	return c.keys(ctx, prefix, "")
-}
-
-// Children lists what is directly below a prefix that ends in a slash: keys, and each folder once, with a slash at its end.
-// Its errors are those of List.
-func (c *Client) Children(ctx context.Context, prefix string) ([]string, error) {
-	return c.keys(ctx, prefix, "/")
-}
-
-// PrefixIndex returns an index that is another one after any change below a prefix that ends in a slash, for one small answer. It may move
-// without a change, and it may be what it was once before, because Consul forgets deletions after 15 minutes: one who relies on it reads
-// anew more often than that. Its errors are those of List.
-func (c *Client) PrefixIndex(ctx context.Context, prefix string) (uint64, error) {
-	_, index, err := c.keysAt(ctx, strings.TrimSuffix(prefix, "/"), "/") // the folder alone
-	return index, err
-}
-
-func (c *Client) keys(ctx context.Context, prefix, separator string) ([]string, error) {
-	keys, _, err := c.keysAt(ctx, prefix, separator)
+	keys, _, err := c.keysAt(ctx, prefix, "")
 	return keys, err
+}
+
+// Children lists the keys and folders directly below a prefix that ends in a slash. Folders end with a slash. The
+// errors are those that List returns.
+func (c *Client) Children(ctx context.Context, prefix string) ([]string, error) {
+	keys, _, err := c.keysAt(ctx, prefix, "/")
+	return keys, err
+}
+
+// PrefixIndex returns an index that changes when anything below a prefix with a slash at its end changes. It can also
+// change without that. It can return to an old value, because Consul forgets deletions after 15 minutes. So a caller
+// must read the keys more often than that.
+func (c *Client) PrefixIndex(ctx context.Context, prefix string) (uint64, error) {
+	// Without the slash, the answer has only the folder's name.
+	_, index, err := c.keysAt(ctx, strings.TrimSuffix(prefix, "/"), "/")
+	return index, err
 }
 
 func (c *Client) keysAt(ctx context.Context, prefix, separator string) (keys []string, index uint64, err error) {

@@ -17,16 +17,16 @@ import (
 
 const managementToken = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 
-// guarded is a server that denies everything that no policy allows.
 type guarded struct {
 	addr string
-	raw  *api.Client // may do anything
+	raw  *api.Client // has all rights
 }
 
 func startGuarded(t *testing.T) guarded {
 	t.Helper()
 	server, err := consultest.Start(fmt.Sprintf(`{"primary_datacenter": "dc1", "acl": {"enabled": true,
-		"default_policy": "deny", "tokens": {"initial_management": %q, "agent": %q}}}`, managementToken, managementToken))
+		"default_policy": "deny", "tokens": {"initial_management": %q, "agent": %q}}}`,
+		managementToken, managementToken))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,6 @@ func startGuarded(t *testing.T) guarded {
 	return g
 }
 
-// client returns our client with a token that has just the rules.
 func (g guarded) client(t *testing.T, rules string) *consul.Client {
 	t.Helper()
 	return clientOf(t, consul.Config{Address: g.addr, Token: g.token(t, rules)})
@@ -51,11 +50,12 @@ func (g guarded) token(t *testing.T, rules string) string {
 	return secret
 }
 
-// tokenWith returns a token that has just the rules, and its accessor, by which it is deleted.
+// tokenWith returns a token with only these rules, and the accessor id for its deletion.
 func (g guarded) tokenWith(t *testing.T, rules string) (secret, accessor string) {
 	t.Helper()
 	name := strings.ReplaceAll(t.Name(), "/", "-")
-	policy, _, err := g.raw.ACL().PolicyCreate(&api.ACLPolicy{Name: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()), Rules: rules}, nil)
+	policy, _, err := g.raw.ACL().PolicyCreate(
+		&api.ACLPolicy{Name: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()), Rules: rules}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,6 @@ func (g guarded) tokenWith(t *testing.T, rules string) (secret, accessor string)
 	return token.SecretID, token.AccessorID
 }
 
-// TestACL shares one server among everything that needs ACLs.
 func TestACL(t *testing.T) {
 	t.Parallel()
 	g := startGuarded(t)
@@ -81,7 +80,8 @@ func TestACL(t *testing.T) {
 	t.Run("lock", func(t *testing.T) { testLockRights(t, g, lock) })
 	t.Run("watch", func(t *testing.T) { testWatchFiltered(t, g) })
 	t.Run("catalog", func(t *testing.T) {
-		_, err := g.client(t, `key_prefix "open/" { policy = "read" }`).Catalog.Passing(t.Context(), "consul", "version", "1")
+		_, err := g.client(t, `key_prefix "open/" { policy = "read" }`).Catalog.Passing(t.Context(),
+			"consul", "version", "1")
 		if !errors.Is(err, consul.ErrFiltered) {
 			t.Errorf("Passing: %v, want ErrFiltered", err)
 		}
@@ -90,7 +90,7 @@ func TestACL(t *testing.T) {
 	t.Run("trouble", func(t *testing.T) { testTokenTrouble(t, g) })
 }
 
-// What a token may not read looks empty to Consul's client, and never to ours.
+// If a token may not read some keys, Consul's client returns an empty answer, and our client ErrFiltered.
 func testHidden(t *testing.T, g guarded) {
 	rules := `key_prefix "open/" { policy = "read" }`
 	c, raw := g.client(t, rules), rawAPI(t, g.addr, g.token(t, rules))
@@ -100,7 +100,8 @@ func testHidden(t *testing.T, g guarded) {
 	if err != nil || len(pairs) != 0 || !meta.ResultsFilteredByACLs {
 		t.Errorf("fact: a list without permission gave %v %+v %v, want an empty answer with the flag", pairs, meta, err)
 	}
-	ok, resp, err := rawTxn(t, raw, api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: "open/a"}, api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: "hidden/a"})
+	ok, resp, err := rawTxn(t, raw, api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: "open/a"},
+		api.KVTxnOp{Verb: api.KVGetOrEmpty, Key: "hidden/a"})
 	t.Logf("fact: get-or-empty without permission: ok=%v %+v %v", ok, resp, err)
 	if err == nil && ok && len(resp.Results) == 2 {
 		t.Error("fact: get-or-empty without permission gave an entry")
@@ -133,12 +134,12 @@ func testHidden(t *testing.T, g guarded) {
 	if name, err := c.ACL.TokenName(ctx); err != nil || !strings.HasPrefix(name, "token ") {
 		t.Errorf("TokenName: %q %v", name, err)
 	}
-	// A write without permission is refused, not unknown: nothing was written.
+	// A refused write has a known outcome: nothing was written.
 	_, err = c.Commit(ctx, []consul.Op{consul.Set("open/b", nil)})
 	mustRefuse(t, err, 0)
 }
 
-// Consul hides from clients without a token that it hid something. An empty answer must not be believed there.
+// Without a token, Consul does not report that it hid something. So our client does not accept an empty answer.
 func testAnonymous(t *testing.T, g guarded) {
 	raw := rawAPI(t, g.addr, "")
 	pairs, meta, err := raw.KV().List("hidden/", nil)
@@ -164,7 +165,7 @@ func testAnonymous(t *testing.T, g guarded) {
 	if name, err := c.ACL.TokenName(t.Context()); err != nil || name != "" {
 		t.Errorf("TokenName without a token: %q %v", name, err)
 	}
-	// A token that Consul does not know, as after its deletion, is an error everywhere.
+	// Consul does not know the token, for example after its deletion.
 	unknown := clientOf(t, consul.Config{Address: g.addr, Token: "6ba7b811-9dad-11d1-80b4-00c04fd430c8"})
 	if _, err := unknown.List(t.Context(), "open/", consul.Default); !errors.Is(err, consul.ErrFiltered) {
 		t.Errorf("List with an unknown token: %v", err)
@@ -188,7 +189,7 @@ func testRuleKinds(t *testing.T, g guarded) {
 	}
 }
 
-// Acquiring needs key:write and a session's id, no right on sessions.
+// To acquire a lock, a token needs key:write, but no right on sessions.
 func testLockRights(t *testing.T, g guarded, session string) {
 	writer := g.client(t, `key_prefix "locks/" { policy = "write" }`)
 	f, err := writer.Locks.Acquire(t.Context(), "locks/a", session, differ("v"))
@@ -198,17 +199,18 @@ func testLockRights(t *testing.T, g guarded, session string) {
 	if _, err := writer.Locks.Bump(t.Context(), f, differ("w")); err != nil {
 		t.Fatal(err)
 	}
-	// A transaction leaves out what the token may not read, and says nothing: a key that was asked for by name is missed.
-	// What lies below a prefix is not, therefore the prefix is asked for by name too.
+	// A transaction leaves out hidden keys without an error. The client notices a missing key that it read by name, but
+	// not one below a prefix, so it also reads the prefix itself as a key.
 	r := consul.Reading{Keys: []string{"secret/record"}}
-	if f, _, _, err := writer.NewMerger().AcquireReading(t.Context(), "locks/a", session, differ("x"), r); !errors.Is(err, consul.ErrFiltered) || f.Index == 0 {
+	if f, _, _, err := writer.NewMerger().AcquireReading(t.Context(), "locks/a", session, differ("x"),
+		r); !errors.Is(err, consul.ErrFiltered) || f.Index == 0 {
 		t.Fatalf("acquired %+v, %v; want a fence and ErrFiltered", f, err)
 	}
 	r = consul.Reading{Keys: []string{"locks/a"}, Prefixes: []string{"secret/"}}
 	if found, below, err := writer.Read(t.Context(), r, consul.Default); !errors.Is(err, consul.ErrFiltered) {
 		t.Fatalf("read %v, %v, %v; want ErrFiltered", found, below, err)
 	}
-	// Without the right to write no further try can help: the answer is an error, not an endless loop.
+	// Another try cannot help, so Acquire returns an error.
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it went on trying"))
 	defer cancel()
 	reader := g.client(t, `key_prefix "locks/" { policy = "read" } session_prefix "" { policy = "read" }`)
@@ -217,7 +219,7 @@ func testLockRights(t *testing.T, g guarded, session string) {
 	}
 }
 
-// Hidden keys are told to OnError and never delivered as an empty world; when the right comes back, so do deliveries.
+// If the keys are hidden, the watch calls OnError, and never delivers an empty snapshot.
 func testWatchFiltered(t *testing.T, g guarded) {
 	c := g.client(t, `key_prefix "open/" { policy = "read" }`)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -240,20 +242,22 @@ func testWatchFiltered(t *testing.T, g guarded) {
 				t.Fatalf("OnError got %v", err)
 			}
 		case <-time.After(patience):
-			t.Fatal("OnError was not told")
+			t.Fatal("OnError was not called")
 		}
 	}
 }
 
-// A token that may not read sessions cannot tell its own from a dead one; that is an error with its own name.
+// A session can run with a token that has rights only on agents, services and sessions.
 func testSessionRights(t *testing.T, g guarded) {
-	c := g.client(t, `agent_prefix "" { policy = "read" } service_prefix "" { policy = "write" } session_prefix "" { policy = "write" }`)
+	c := g.client(t,
+		`agent_prefix "" { policy = "read" } service_prefix "" { policy = "write" } session_prefix "" { policy = "write" }`)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := errors.New("test done")
-	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: "acl", Journal: &memJournal{}}, func(context.Context, *consul.Session) error {
-		cancel(done)
-		return nil
-	})
+	err := c.RunSession(ctx, consul.SessionConfig{Kind: "farm", Name: "acl", Journal: &memJournal{}},
+		func(context.Context, *consul.Session) error {
+			cancel(done)
+			return nil
+		})
 	if !errors.Is(err, done) {
 		t.Fatalf("RunSession: %v", err)
 	}

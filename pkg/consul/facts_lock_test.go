@@ -33,7 +33,8 @@ func TestFactWriteToLockedKeyKeepsTheSession(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	key, session := prefix+"lock", rawSession(t, raw, nil)
-	locked := must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Lock(key, []byte("locked"), session)}))[key]
+	locked := must[map[string]uint64](t)(c.Commit(t.Context(),
+		[]consul.Op{consul.Lock(key, []byte("locked"), session)}))[key]
 	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.CAS(key, []byte("cas"), locked)}))
 	if got := get(t, c, key); got.Session != session || got.ModifyIndex == locked {
 		t.Fatalf("after cas: %+v", got)
@@ -50,7 +51,8 @@ func TestFactLockingAgainMovesTheIndexOnlyWithAnotherValue(t *testing.T) {
 	c, raw, prefix := setup(t)
 	key, session := prefix+"lock", rawSession(t, raw, nil)
 	lock := func(value string) uint64 {
-		written := must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Lock(key, []byte(value), session)}))
+		written := must[map[string]uint64](t)(c.Commit(t.Context(),
+			[]consul.Op{consul.Lock(key, []byte(value), session)}))
 		if read := get(t, c, key).ModifyIndex; written[key] != read {
 			t.Fatalf("the transaction said %d, the key says %d", written[key], read)
 		}
@@ -78,7 +80,7 @@ func TestFactFencedTransactionOfEarlierTenureIsRefused(t *testing.T) {
 	if err := write(first); err != nil {
 		t.Fatal(err)
 	}
-	// The same session, elected twice: the session matches, the index does not.
+	// The same session takes the lock twice: only the index differs.
 	if err := c.Locks.Release(t.Context(), first, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +90,6 @@ func TestFactFencedTransactionOfEarlierTenureIsRefused(t *testing.T) {
 	if err := write(second); err != nil {
 		t.Fatal(err)
 	}
-	// Deposed: another session holds it.
 	if err := c.Locks.Release(t.Context(), second, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -123,12 +124,14 @@ func TestFactLockDelay(t *testing.T) {
 			}
 			continue
 		}
-		consultest.Eventually(t, 12*time.Second, lock) // less than the fifteen seconds
+		consultest.Eventually(t, 12*time.Second, lock) // less than fifteen seconds, the delay for zero
 	}
 }
 
-// ttlService registers a service with a TTL check that passes, and returns what a session needs to be bound to it.
-func ttlService(t *testing.T, raw *api.Client, ttl time.Duration, meta string) (serviceID string, check api.ServiceCheck) {
+// ttlService returns the passing TTL check of a service, to which a session can be bound.
+func ttlService(t *testing.T, raw *api.Client, ttl time.Duration,
+	meta string,
+) (serviceID string, check api.ServiceCheck) {
 	t.Helper()
 	id := strings.ReplaceAll(t.Name(), "/", "-")
 	check = api.ServiceCheck{ID: id + "-ttl"}
@@ -143,8 +146,7 @@ func ttlService(t *testing.T, raw *api.Client, ttl time.Duration, meta string) (
 	return id, check
 }
 
-// boundSession makes a session on a service's check. The agent tells the servers about a new check in its own time; until
-// then the check is kept passing.
+// boundSession makes a session that is bound to a check, which it keeps passing until the agent has synced it.
 func boundSession(t *testing.T, raw *api.Client, check api.ServiceCheck) (id string) {
 	t.Helper()
 	consultest.Eventually(t, patience, func() (err error) {
@@ -159,7 +161,6 @@ func boundSession(t *testing.T, raw *api.Client, check api.ServiceCheck) (id str
 	return id
 }
 
-// sessionGone returns when the servers do not know the session any more.
 func sessionGone(t *testing.T, raw *api.Client, id string) {
 	t.Helper()
 	consultest.Eventually(t, patience, func() error {
@@ -192,7 +193,7 @@ func TestFactSessionDiesWithItsCheck(t *testing.T) {
 	sessionGone(t, raw, session)
 	lived := time.Since(beaten)
 	t.Logf("a session on a check of %s lived %s after the last heartbeat", ttl, lived.Round(10*time.Millisecond))
-	// A session's own TTL could not end it before 10 s, and its doubling not before 20 s.
+	// Its own TTL could end a session only after 10 s to 20 s, so the check has ended it.
 	if lived < ttl*9/10 || lived > 3*ttl {
 		t.Fatalf("lived %s with a TTL of %s", lived, ttl)
 	}
@@ -207,10 +208,11 @@ func TestFactReregisteringKeepsTheSession(t *testing.T) {
 	_, raw, _ := setup(t)
 	id, check := ttlService(t, raw, time.Minute, "1")
 	session := boundSession(t, raw, check)
-	// A restarted process registers the same ids again: the dead process's session stays.
+	// A restarted process registers the same ids while the dead process's session exists.
 	ttlService(t, raw, time.Minute, "2")
 	consultest.Eventually(t, patience, func() error {
-		found, _, err := raw.Catalog().Service("fact", "", &api.QueryOptions{Filter: fmt.Sprintf("ServiceID == %q", id)})
+		found, _, err := raw.Catalog().Service("fact", "",
+			&api.QueryOptions{Filter: fmt.Sprintf("ServiceID == %q", id)})
 		if err == nil && (len(found) != 1 || found[0].ServiceMeta["version"] != "2") {
 			err = fmt.Errorf("the servers know %d instances, not the new one", len(found))
 		}
@@ -218,7 +220,6 @@ func TestFactReregisteringKeepsTheSession(t *testing.T) {
 	})
 	sessionAlive(t, raw, session)
 
-	// Deregistering ends it long before the TTL does.
 	if err := raw.Agent().ServiceDeregister(id); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +234,7 @@ func TestFactHeartbeatOfUnknownCheckFails(t *testing.T) {
 	}
 }
 
-// A warning does not end a session; only critical does.
+// Only a critical check ends a session, not a warning.
 func TestFactWarningKeepsTheSession(t *testing.T) {
 	t.Parallel()
 	_, raw, _ := setup(t)
@@ -243,7 +244,8 @@ func TestFactWarningKeepsTheSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, patience, func() error {
-		checks, _, err := raw.Health().State(api.HealthWarning, &api.QueryOptions{Filter: fmt.Sprintf("CheckID == %q", check.ID)})
+		checks, _, err := raw.Health().State(api.HealthWarning,
+			&api.QueryOptions{Filter: fmt.Sprintf("CheckID == %q", check.ID)})
 		if err == nil && len(checks) == 0 {
 			err = errors.New("the servers do not know of the warning yet")
 		}
@@ -265,16 +267,17 @@ func TestFactBehaviorDeleteRemovesTheKeys(t *testing.T) {
 	}
 }
 
-// This names one death of a lock's holder: the key's index moves when the holder's session ends, and when somebody holds it again.
-// A transaction that checks the index from in between is refused from then on, also when the key is free again.
+// The key's index changes when the session that holds a lock ends, and when another takes the lock. So the index in
+// between identifies one death of a holder: a transaction that checks it is refused later, even if the lock is free
+// again.
 func TestFactFreeingAndTakingALockMoveTheIndex(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	key := prefix + "lock"
 	var free []uint64
-	for range 2 { // with the same value both times
+	for range 2 { // both times with the same value
 		session := rawSession(t, raw, nil)
-		consultest.Eventually(t, 12*time.Second, func() error { // the lock delay is a millisecond
+		consultest.Eventually(t, 12*time.Second, func() error { // the lock delay is only a millisecond
 			_, err := c.Commit(t.Context(), []consul.Op{consul.Lock(key, []byte("mine"), session)})
 			return err
 		})
@@ -288,7 +291,8 @@ func TestFactFreeingAndTakingALockMoveTheIndex(t *testing.T) {
 		}
 		free = append(free, pair.ModifyIndex)
 	}
-	if _, err := c.Commit(t.Context(), []consul.Op{consul.CheckIndex(key, free[0])}); !errors.Is(err, consul.ErrRefused) {
+	if _, err := c.Commit(t.Context(), []consul.Op{consul.CheckIndex(key, free[0])}); !errors.Is(err,
+		consul.ErrRefused) {
 		t.Errorf("the index of the first death: %v", err)
 	}
 	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.CheckIndex(key, free[1])}))

@@ -15,15 +15,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// past is a Consul of their own for tests that take its store back in time.
+// past is a Consul of its own for tests that take the store back in time.
 type past struct {
-	all    *testing.T // that the clients last for
+	all    *testing.T // the clients are closed when this test ends
 	server *consultest.Server
 	c      *consul.Client
 	raw    *api.Client
 }
 
-// attempt runs an experiment, and again on another server when that one hangs in a restore.
+// attempt runs an experiment again with another server if the server hangs in a restore.
 func (p *past) attempt(t *testing.T, experiment func()) {
 	t.Helper()
 	consultest.DespiteHangs(t, func() {
@@ -49,13 +49,12 @@ func (p *past) stop() {
 	}
 }
 
-// save returns a snapshot of the whole store; restore goes back to one.
 func (p *past) save(t *testing.T) []byte {
 	t.Helper()
 	return must[[]byte](t)(consultest.Snapshot(t.Context(), p.server.Addr))
 }
 
-// restore gives the server up when it hangs; see attempt.
+// restore panics if the server hangs; see attempt.
 func (p *past) restore(t *testing.T, snapshot []byte) {
 	t.Helper()
 	err := consultest.Restore(t.Context(), p.server.Addr, snapshot)
@@ -69,7 +68,6 @@ func (p *past) restore(t *testing.T, snapshot []byte) {
 	}
 }
 
-// TestRestore shares one server among everything that needs to go back in time. Its parts run one after the other.
 func TestRestore(t *testing.T) {
 	t.Parallel()
 	p := &past{all: t}
@@ -91,15 +89,15 @@ func testFactRestore(t *testing.T, p *past) {
 		w          *waiting
 		old, newer uint64
 	)
-	// Nothing tells when a query has begun to wait. One that came after the restore waits on, which is another fact; then
-	// the experiment is made again.
+	// Nothing shows when a query has begun to wait. One that came after the restore does not return, which is another
+	// fact. The experiment is then repeated.
 	for try := 1; ; try++ {
 		old = put(t, c, "f/k", fmt.Sprint("old", try))
 		snapshot := p.save(t)
 		newer = put(t, c, "f/k", "new")
 		w = waitRaw(t, raw, "f/", newer)
 		p.restore(t, snapshot)
-		// The waiting query returns, and what it says may be the world before the restore.
+		// The answer may have the state before the restore.
 		if w.answeredWithin(3 * time.Second) {
 			w.answered(t)
 			break
@@ -112,10 +110,10 @@ func testFactRestore(t *testing.T, p *past) {
 	if w.index > newer {
 		t.Errorf("the answer's index went on to %d", w.index)
 	}
-	if got := get(t, c, "f/k"); !strings.HasPrefix(string(got.Value), "old") || got.ModifyIndex != old || listIndex(t, raw, "f/") != old {
+	if got := get(t, c, "f/k"); !strings.HasPrefix(string(got.Value), "old") || got.ModifyIndex != old ||
+		listIndex(t, raw, "f/") != old {
 		t.Errorf("after the restore: %+v, list index %d, want %d", got, listIndex(t, raw, "f/"), old)
 	}
-	// On a living cluster indices go on, so that the next write is ahead of everything again.
 	if next := put(t, c, "f/k", "next"); next <= newer {
 		t.Errorf("the next write got %d after %d", next, newer)
 	}
@@ -140,7 +138,7 @@ func testFactSessionReturns(t *testing.T, p *past) {
 	}
 }
 
-// Nothing but the restore happens, so that no later write can wake the watches.
+// No write follows the restore, so only the restore can wake the watches.
 func testWatchWentBack(t *testing.T, p *past) {
 	t.Helper()
 	all := func() []string { return must[[]string](t)(p.c.Keys(t.Context(), "w/")) }
@@ -173,8 +171,8 @@ func testWatchWentBack(t *testing.T, p *past) {
 	}
 }
 
-// mustReport restores a snapshot under a watch and fails unless that reports it, once. Either the watch waits, and the
-// restore wakes it, or it is between two polls, and nothing will.
+// mustReport restores a snapshot while a watch runs, which must report it exactly once. If waiting is set, the watch
+// waits in a query, which the restore can wake. Otherwise it may be between two polls.
 func (p *past) mustReport(t *testing.T, snapshot []byte, waiting bool) {
 	t.Helper()
 	proxy := consultest.StartProxy(t, p.server.Addr)
@@ -191,9 +189,8 @@ func (p *past) mustReport(t *testing.T, snapshot []byte, waiting bool) {
 	restored := time.Now()
 	p.restore(t, snapshot)
 	w.until(t, func(s consul.Snapshot) bool { return s.WentBack })
-	// A watch that does not look out for this waits for DefaultWait, far beyond the test's patience.
+	// Without probeWait, the watch would wait for DefaultWait, much longer than patience.
 	t.Logf("reported after %s", time.Since(restored).Round(time.Millisecond))
-	// What follows is ordinary.
 	put(t, p.c, "w/after", t.Name())
 	if s := w.next(t); s.WentBack {
 		t.Error("reported again")
@@ -206,8 +203,8 @@ func drop(t *testing.T, c *consul.Client, key string) {
 	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Delete(key)}))
 }
 
-// R5: the session of a dead incarnation comes back with the lock, the live one vanishes. The role that learns of it
-// returns ErrWentBack and holds the lock again soon after.
+// After a restore, a dead incarnation's session holds the lock again, and the living one's has vanished. The role
+// returns ErrWentBack. Soon after, the daemon holds the lock again (R5).
 func testSessionAfterRestore(t *testing.T, p *past) {
 	t.Helper()
 	c, raw := p.c, p.raw
@@ -268,7 +265,6 @@ func testSessionAfterRestore(t *testing.T, p *past) {
 	sessionGone(t, raw, present.Session)
 }
 
-// receive waits for a value.
 func receive[T any](t *testing.T, from <-chan T) T {
 	t.Helper()
 	select {

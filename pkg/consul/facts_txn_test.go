@@ -11,10 +11,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// The facts about Consul that this package relies on, and with it what docs/promises.md promises. When one of these
-// fails with a new version of Consul, the code that relies on it is wrong for that version.
+// This package and docs/promises.md rely on these facts about Consul. If one of these tests fails with a new version of
+// Consul, the code that relies on the fact is wrong for this version.
 
-// rawTxn sends a transaction past our own checks.
+// rawTxn leaves out our own checks.
 func rawTxn(t *testing.T, raw *api.Client, ops ...api.KVTxnOp) (bool, *api.TxnResponse, error) {
 	t.Helper()
 	txn := make(api.TxnOps, len(ops))
@@ -43,7 +43,7 @@ func TestFactTxnTakes128Operations(t *testing.T) {
 func TestFactTxnBodyLimitCountsBase64(t *testing.T) {
 	t.Parallel()
 	_, raw, prefix := setup(t)
-	// One value of three quarters of the limit, so that its base64 form fills the body to the last three bytes.
+	// Base64 makes 4/3 of a value's length. This value fills the body up to the last few bytes.
 	op := api.KVTxnOp{Verb: api.KVSet, Key: prefix + "big"}
 	around := bodyBytes(t, op)
 	op.Value = make([]byte, (consul.ServerTxnBytes-around)/4*3)
@@ -72,7 +72,8 @@ func TestFactCheckIndexOnMissingKeyFails(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
 	for _, index := range []uint64{0, 1} {
-		_, err := c.Commit(t.Context(), []consul.Op{consul.Set(prefix+"other", nil), consul.CheckIndex(prefix+"missing", index)})
+		_, err := c.Commit(t.Context(),
+			[]consul.Op{consul.Set(prefix+"other", nil), consul.CheckIndex(prefix+"missing", index)})
 		mustRefuse(t, err, 1)
 	}
 }
@@ -108,7 +109,8 @@ func TestFactTwoCASOnOneKeyFail(t *testing.T) {
 	c, _, prefix := setup(t)
 	key := prefix + "k"
 	index := put(t, c, key, "v")
-	_, err := c.Commit(t.Context(), []consul.Op{consul.CAS(key, []byte("1"), index), consul.CAS(key, []byte("2"), index)})
+	_, err := c.Commit(t.Context(),
+		[]consul.Op{consul.CAS(key, []byte("1"), index), consul.CAS(key, []byte("2"), index)})
 	mustRefuse(t, err, 1)
 	missing := prefix + "missing"
 	_, err = c.Commit(t.Context(), []consul.Op{consul.CAS(missing, nil, 0), consul.CAS(missing, nil, 0)})
@@ -150,7 +152,8 @@ func TestFactFailuresCarryTheirPosition(t *testing.T) {
 	})
 	mustRefuse(t, err, 1)
 	mustRefuse(t, err, 3)
-	if !consul.RefusedOn(err, prefix+"one") || !consul.RefusedOn(err, prefix+"two") || consul.RefusedOn(err, prefix+"fine") {
+	if !consul.RefusedOn(err, prefix+"one") || !consul.RefusedOn(err, prefix+"two") ||
+		consul.RefusedOn(err, prefix+"fine") {
 		t.Fatalf("RefusedOn does not match %v", err)
 	}
 	if !strings.Contains(err.Error(), prefix+"one") {
@@ -158,7 +161,7 @@ func TestFactFailuresCarryTheirPosition(t *testing.T) {
 	}
 }
 
-// A write with the same bytes must not look like a change: signal keys get a value that differs.
+// A write with the same bytes changes no index, so it wakes no watch. Therefore each write to a bell has a new value.
 func TestFactIdenticalValueChangesNoIndex(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
@@ -169,12 +172,12 @@ func TestFactIdenticalValueChangesNoIndex(t *testing.T) {
 	if again := get(t, c, key).ModifyIndex; again != first {
 		t.Fatalf("an identical value moved the index from %d to %d", first, again)
 	}
-	// cas checks its index and then changes nothing either.
+	// A cas with the same bytes checks the index, and then changes nothing.
 	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.CAS(key, []byte("same"), first)}))
 	if again := get(t, c, key).ModifyIndex; again != first {
 		t.Fatalf("an identical cas moved the index from %d to %d", first, again)
 	}
-	// Flags count as a difference: the janitor's delete-cas loses against a touch.
+	// So if a program writes new flags, the janitor's delete-cas is refused.
 	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.SetFlags(key, []byte("same"), 1)}))
 	touched := get(t, c, key)
 	if touched.ModifyIndex == first || touched.Flags != 1 {
@@ -197,7 +200,7 @@ func TestFactPrefixWithSlashDoesNotListLongerNames(t *testing.T) {
 	}
 }
 
-// A check-session with an empty session would accept every unlocked key, so that Commit does not send it.
+// A check-session with an empty session accepts each unlocked key, so Commit does not send one.
 func TestFactCheckSessionWithEmptySessionPasses(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -215,8 +218,8 @@ func TestFactCheckSessionWithEmptySessionPasses(t *testing.T) {
 	}
 }
 
-// What is counted in a key is comparable only while the key is the one that it was: also a transaction that removes it and makes it
-// again makes another one.
+// A key that is removed and made again has another create index, even in one transaction. So two values of a counter
+// can be compared only if the create index is the same.
 func TestFactAKeyThatIsMadeAgainIsAnother(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)

@@ -12,7 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// waiting is one raw blocking query in flight.
 type waiting struct {
 	done  chan struct{}
 	pairs api.KVPairs
@@ -20,7 +19,7 @@ type waiting struct {
 	err   error
 }
 
-// waitRaw starts a blocking query that ends with the test at the latest.
+// waitRaw starts a blocking query, which the test's end cancels.
 func waitRaw(t *testing.T, raw *api.Client, prefix string, index uint64) *waiting {
 	t.Helper()
 	w := &waiting{done: make(chan struct{})}
@@ -36,7 +35,6 @@ func waitRaw(t *testing.T, raw *api.Client, prefix string, index uint64) *waitin
 	return w
 }
 
-// answeredWithin waits for the answer for a while.
 func (w *waiting) answeredWithin(d time.Duration) bool {
 	select {
 	case <-w.done:
@@ -67,8 +65,8 @@ func listIndex(t *testing.T, raw *api.Client, prefix string) uint64 {
 	return meta.LastIndex
 }
 
-// Were a waiting query woken by the identical write, its answer would bear the index from before the second write.
-func TestFactIdenticalValueWakesNobody(t *testing.T) {
+// An identical write does not wake a waiting query. If it did, the answer would have the index from before the write.
+func TestFactIdenticalValueWakesNoWatch(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	put(t, c, prefix+"w/k", "same")
@@ -83,8 +81,8 @@ func TestFactIdenticalValueWakesNobody(t *testing.T) {
 	}
 }
 
-// A watched prefix without keys has the index of the whole store: each look at it finds a "change". Every watched prefix
-// therefore holds a marker key.
+// A watched prefix without keys has the index of the whole store, so each write looks like its change. Therefore each
+// watched prefix has a marker key.
 func TestFactEmptyPrefixMovesWithWritesElsewhere(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -131,7 +129,7 @@ func TestFactMissingKeyMovesWithWritesElsewhere(t *testing.T) {
 	}
 }
 
-// Deleting the last key of a prefix, and a session's death, move the index of a prefix forwards.
+// If the last key below a prefix is deleted, or if a session with a lock below it ends, the prefix's index grows.
 func TestFactDeletionsMoveTheIndexForwards(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -148,7 +146,7 @@ func TestFactDeletionsMoveTheIndexForwards(t *testing.T) {
 	}
 }
 
-// P8: a client opens no more connections than it was told, however many calls it makes at once.
+// A client has no more connections than its configuration allows, even with very many calls at once (P8).
 func TestFactConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	const limit, calls = 4, 64

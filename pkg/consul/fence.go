@@ -12,51 +12,61 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Fence proves, inside a transaction, that a lock is held in the very tenure in which it was taken (P1).
+// Fence proves, inside a transaction, that a lock is still held in the same tenure (P1).
 type Fence struct {
 	Key     string // of the lock
-	Session string // that holds it
+	Session string // the session that holds the lock
 	Index   uint64 // of the key since the acquisition, or since the last Bump
 }
 
-// LockedError says that somebody else holds a lock.
+// Ops returns the two conditions. Consul refuses them after the lock was lost, or taken again.
+func (f Fence) Ops() []Op {
+	return []Op{CheckSession(f.Key, f.Session), CheckIndex(f.Key, f.Index)}
+}
+
+// LockedError means that another session holds a lock.
 type LockedError struct {
 	Key     string
 	Session string // of the holder
-	Value   []byte // that the holder wrote
+	Value   []byte // the value that the holder wrote
 }
 
 // Error names the lock and its holder.
-func (e *LockedError) Error() string {
-	return fmt.Sprintf("lock %s is held by session %s", e.Key, e.Session)
+func (l *LockedError) Error() string {
+	return fmt.Sprintf("lock %s is held by session %s", l.Key, l.Session)
 }
 
-// lockPace is that of attempts to take a lock whose outcome stays unknown.
 func lockPace() *backoff.ExponentialBackOff { return wait.NewPace(50*time.Millisecond, 2*time.Second) }
 
-// Locks are keys that sessions hold.
+// Locks has the calls about locks. A lock is a key that a session holds.
 type Locks struct{ c *Client }
 
-// Acquire takes a lock for a session. value is called for each attempt and must differ every time, so that the lock's
-// index moves and an earlier tenure of the same session is fenced off. It returns *LockedError when another session holds
-// the lock, ErrLost when the session is dead, ErrRefused when the token may not write it, ErrFiltered when it may not
-// read who holds it, or the context's cause; whatever else goes wrong is tried again until the answer is definite (R9).
+// Acquire takes a lock for a session. value is called for each attempt, and must return a new value each time. This
+// changes the lock's index, so Consul refuses the fence of an earlier tenure of the same session. Acquire returns:
+//   - *LockedError if another session holds the lock;
+//   - ErrLost if the session is dead;
+//   - ErrRefused if the token may not write the lock;
+//   - ErrFiltered if the token may not read the lock;
+//   - the context's cause.
+//
+// After any other error it tries again, until the answer is definite (R9).
 func (l *Locks) Acquire(ctx context.Context, key, session string, value func() []byte) (Fence, error) {
 	f, _, err := l.acquire(ctx, l.c.commit, key, session, value, nil)
 	return f, err
 }
 
-// sender carries out a transaction.
 type sender func(ctx context.Context, ops []Op) (*answer, error)
 
-func (l *Locks) acquire(ctx context.Context, send sender, key, session string, value func() []byte, also []Op) (Fence, *answer, error) {
+func (l *Locks) acquire(ctx context.Context, send sender, key, session string, value func() []byte,
+	also []Op,
+) (Fence, *answer, error) {
 	if session == "" {
 		return Fence{}, nil, fmt.Errorf("%w: lock %s without a session", ErrLost, key)
 	}
 	for pace := lockPace(); ; {
 		got, err := send(ctx, append([]Op{Lock(key, value(), session)}, also...))
 		if err == nil {
-			if got.byKey[key] == nil { // then its index is not known
+			if got.byKey[key] == nil { // the token may not read the key, so the lock's index is unknown
 				return Fence{}, nil, fmt.Errorf("lock %s: %w", key, ErrFiltered)
 			}
 			return Fence{Key: key, Session: session, Index: got.byKey[key].ModifyIndex}, got, nil
@@ -67,8 +77,10 @@ func (l *Locks) acquire(ctx context.Context, send sender, key, session string, v
 	}
 }
 
-// beforeNext waits before the next attempt to take a lock, or returns why there shall be none.
-func (l *Locks) beforeNext(ctx context.Context, pace *backoff.ExponentialBackOff, key, session string, err error) error {
+// beforeNext waits before the next attempt, or returns why there must be none.
+func (l *Locks) beforeNext(ctx context.Context, pace *backoff.ExponentialBackOff, key, session string,
+	err error,
+) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -82,10 +94,13 @@ func (l *Locks) beforeNext(ctx context.Context, pace *backoff.ExponentialBackOff
 	return wait.Pause(ctx, pace.NextBackOff())
 }
 
-// AcquireAll takes several locks for a session, in as few transactions as that fits into, and returns the fences of those that it surely
-// got. One that somebody else holds keeps those of its transaction from being taken: whoever wants them takes them alone (Acquire),
-// which is also right where the outcome is not known. The error is why any are missing.
-func (l *Locks) AcquireAll(ctx context.Context, keys []string, session string, value func() []byte) (map[string]Fence, error) {
+// AcquireAll takes several locks for a session, in few transactions, and returns the fences that it certainly got. If
+// another session holds a lock, the other locks of the same transaction are missing, too, and there is an error. It is
+// the same after an unknown outcome. A lock that the token may not read is missing without an error. The caller must
+// take missing locks with Acquire.
+func (l *Locks) AcquireAll(ctx context.Context, keys []string, session string,
+	value func() []byte,
+) (map[string]Fence, error) {
 	fences := make(map[string]Fence, len(keys))
 	if session == "" {
 		return fences, fmt.Errorf("%w: %d locks without a session", ErrLost, len(keys))
@@ -102,7 +117,7 @@ func (l *Locks) AcquireAll(ctx context.Context, keys []string, session string, v
 		}
 		failed = errors.Join(failed, err)
 		for key, index := range written {
-			if index != 0 { // else it is not known: the token may not read it
+			if index != 0 { // zero: the token may not read the key
 				fences[key] = Fence{Key: key, Session: session, Index: index}
 			}
 		}
@@ -110,9 +125,10 @@ func (l *Locks) AcquireAll(ctx context.Context, keys []string, session string, v
 	return fences, failed
 }
 
-// AcquireIf carries an operation Lock out once may agrees to what is there, which is the zero Pair when nothing is. may is asked
-// for each attempt, and the lock is taken only over what it was asked about, together with what may wants done besides, or not at all.
-// Errors are those of Acquire and of may; ErrRefused also when the token may not do what is wanted besides.
+// AcquireIf takes a lock if `may` allows it. lock is the operation Lock. Before each attempt, `may` gets the present
+// pair; the zero Pair: no key. One transaction takes the lock and carries out the operations in `besides`, if the pair
+// is unchanged since the read. AcquireIf returns the errors of Acquire and of `may`, and ErrRefused if the token may
+// not carry out an operation in `besides`.
 func (l *Locks) AcquireIf(ctx context.Context, lock Op, may func(Pair) (besides []Op, err error)) error {
 	key, session := lock.kv.Key, lock.kv.Session
 	for pace := lockPace(); ; {
@@ -137,8 +153,8 @@ func (l *Locks) AcquireIf(ctx context.Context, lock Op, may func(Pair) (besides 
 	}
 }
 
-// Bump moves the index of a lock that is held, after which no transaction with the old fence can land any more. Its
-// errors are those of Acquire, with ErrLost where somebody else holds the lock.
+// Bump moves the index of a held lock, so no transaction with the old fence can land any more. It returns the errors of
+// Acquire, and ErrLost if another session holds the lock.
 func (l *Locks) Bump(ctx context.Context, f Fence, value func() []byte) (Fence, error) {
 	next, err := l.Acquire(ctx, f.Key, f.Session, value)
 	if _, locked := errors.AsType[*LockedError](err); locked {
@@ -147,9 +163,8 @@ func (l *Locks) Bump(ctx context.Context, f Fence, value func() []byte) (Fence, 
 	return next, err
 }
 
-// whyRefused tells a lock that is held from a session that is dead, and both from a refusal for want of rights. The
-// answer is not definite when none is so, as within the lock delay, or when the servers could not be asked: then trying
-// again is right.
+// whyRefused finds out whether another session holds the lock, the session is dead, or the token lacks a right.
+// Otherwise the answer is not definite, for example within the lock delay.
 func (l *Locks) whyRefused(ctx context.Context, key, session string, refused error) (definite bool, why error) {
 	if r, is := errors.AsType[*RefusedError](refused); is && r.Denied() {
 		return true, refused
@@ -174,8 +189,8 @@ func (l *Locks) whyRefused(ctx context.Context, key, session string, refused err
 	}
 }
 
-// Release gives a lock up and leaves the value behind. It returns ErrRefused when the session did not hold the lock, and
-// ErrUnknown when it may or may not have worked.
+// Release releases a lock and leaves the value in it. ErrRefused: the session did not hold it. ErrUnknown: it may have
+// worked.
 func (l *Locks) Release(ctx context.Context, f Fence, value []byte) error {
 	_, err := l.c.Commit(ctx, []Op{Unlock(f.Key, value, f.Session)})
 	return err

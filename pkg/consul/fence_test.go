@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// A write through a fence that was lost on its way must not land after the bump, however late it arrives.
+// A delayed write with a fence must not land after the fence was bumped.
 func TestBumpFencesOffALateWrite(t *testing.T) {
 	t.Parallel()
 	spoilt, direct, p, prefix := throughProxy(t)
@@ -38,15 +38,18 @@ func TestAcquireHeldAndFree(t *testing.T) {
 	c, raw, prefix := setup(t)
 	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
 	f := must[consul.Fence](t)(c.Locks.Acquire(t.Context(), key, mine, func() []byte { return []byte("mine") }))
-	if got := get(t, c, key); f != (consul.Fence{Key: key, Session: mine, Index: got.ModifyIndex}) || got.Session != mine {
+	if got := get(t, c, key); f != (consul.Fence{Key: key, Session: mine, Index: got.ModifyIndex}) ||
+		got.Session != mine {
 		t.Fatalf("fence %+v, key %+v", f, got)
 	}
 	_, err := c.Locks.Acquire(t.Context(), key, other, differ("other"))
 	var held *consul.LockedError
-	if !errors.As(err, &held) || held.Key != key || held.Session != mine || string(held.Value) != "mine" || errors.Is(err, consul.ErrLost) {
-		t.Fatalf("got %v, want HeldError", err)
+	if !errors.As(err, &held) || held.Key != key || held.Session != mine || string(held.Value) != "mine" ||
+		errors.Is(err, consul.ErrLost) {
+		t.Fatalf("got %v, want LockedError", err)
 	}
-	if err := c.Locks.Release(t.Context(), consul.Fence{Key: key, Session: other}, nil); !errors.Is(err, consul.ErrRefused) {
+	if err := c.Locks.Release(t.Context(), consul.Fence{Key: key, Session: other}, nil); !errors.Is(err,
+		consul.ErrRefused) {
 		t.Fatalf("release by another: %v", err)
 	}
 	if err := c.Locks.Release(t.Context(), f, []byte("bye")); err != nil {
@@ -97,7 +100,7 @@ func TestBumpOfALockThatAnotherHoldsIsLost(t *testing.T) {
 	}
 }
 
-// R9: whatever happens to the tries, the answer is definite in the end, and the fence that comes out is good.
+// Bump tries until the answer is definite (R9). Its fence is valid, even if answers were lost.
 func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
 	t.Parallel()
 	spoilt, direct, p, prefix := throughProxy(t)
@@ -110,7 +113,7 @@ func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
 	if got := get(t, direct, key); next.Index != got.ModifyIndex || next.Index <= f.Index {
 		t.Fatalf("fence %+v after %+v, key %+v", next, f, got)
 	}
-	// Definite also means that somebody else has it, where even the question who is fails at first.
+	// Another holder is a definite answer too, even if the first queries for it fail.
 	if err := direct.Locks.Release(t.Context(), next, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +135,7 @@ func TestBumpTriesUntilTheAnswerIsDefinite(t *testing.T) {
 	}
 }
 
-// The same, where the question fails that tells a dead session from a refusal for no reason.
+// Bump returns ErrLost for a dead session, even if the first queries about it fail.
 func TestBumpOfADeadSessionIsLostInTheEnd(t *testing.T) {
 	t.Parallel()
 	spoilt, _, p, prefix := throughProxy(t)
@@ -177,7 +180,7 @@ func TestAcquireEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// However many race for a lock, one has it.
+// If several sessions take a lock at once, exactly one of them gets it.
 func TestAcquireRace(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -204,7 +207,7 @@ func TestAcquireRace(t *testing.T) {
 	}
 }
 
-// What an acquisition reads is of its very moment: keys that exist, none for those that do not, and all below the prefix.
+// AcquireReading returns keys and prefixes as they were at the acquisition, and no pair for a missing key.
 func TestAcquireReading(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -232,48 +235,56 @@ func TestAcquireReading(t *testing.T) {
 	}
 }
 
-// A lock that is judged first is taken only over what was judged.
+// AcquireIf takes a lock only if the pair is unchanged since its function has judged it.
 func TestAcquireIf(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	key, mine, other := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
 	var judged []string
-	err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("mine"), mine), func(p consul.Pair) ([]consul.Op, error) {
-		judged = append(judged, string(p.Value))
-		if len(judged) <= 2 { // somebody else writes while we decide
-			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Set(key, fmt.Append(nil, len(judged)))}))
-		}
-		return []consul.Op{consul.Set(prefix+"besides", fmt.Append(nil, len(judged)))}, nil
-	})
-	if got := get(t, c, key); err != nil || fmt.Sprint(judged) != "[ 1 2]" || string(got.Value) != "mine" || got.Session != mine {
+	err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("mine"), mine),
+		func(p consul.Pair) ([]consul.Op, error) {
+			judged = append(judged, string(p.Value))
+			if len(judged) <= 2 { // another program writes meanwhile
+				must[map[string]uint64](t)(c.Commit(t.Context(),
+					[]consul.Op{consul.Set(key, fmt.Append(nil, len(judged)))}))
+			}
+			return []consul.Op{consul.Set(prefix+"besides", fmt.Append(nil, len(judged)))}, nil
+		})
+	if got := get(t, c, key); err != nil || fmt.Sprint(judged) != "[ 1 2]" || string(got.Value) != "mine" ||
+		got.Session != mine {
 		t.Fatalf("judged %q, %v; key %+v", judged, err, got)
 	}
 	if got := get(t, c, prefix+"besides"); string(got.Value) != "3" {
 		t.Errorf("done besides: %+v", got)
 	}
 	no := errors.New("no")
-	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("again"), mine), func(consul.Pair) ([]consul.Op, error) { return nil, no }); !errors.Is(err, no) {
+	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("again"), mine),
+		func(consul.Pair) ([]consul.Op, error) { return nil, no }); !errors.Is(err, no) {
 		t.Errorf("not allowed: %v", err)
 	}
 	tries := 0
-	err = c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("mine"), mine), func(consul.Pair) ([]consul.Op, error) {
-		if tries++; tries > 1 {
-			return nil, no
-		}
-		return []consul.Op{consul.CheckMissing(prefix + "besides")}, nil
-	})
+	err = c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("mine"), mine),
+		func(consul.Pair) ([]consul.Op, error) {
+			if tries++; tries > 1 {
+				return nil, no
+			}
+			return []consul.Op{consul.CheckMissing(prefix + "besides")}, nil
+		})
 	if !errors.Is(err, no) {
 		t.Errorf("besides refused: %v, %d tries", err, tries)
 	}
 	yes := func(consul.Pair) ([]consul.Op, error) { return nil, nil }
 	var held *consul.LockedError
-	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("other"), other), yes); !errors.As(err, &held) || held.Session != mine {
+	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, []byte("other"), other), yes); !errors.As(err, &held) ||
+		held.Session != mine {
 		t.Errorf("held: %v", err)
 	}
-	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, nil, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57"), yes); !errors.As(err, &held) {
+	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(key, nil, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57"),
+		yes); !errors.As(err, &held) {
 		t.Errorf("held, by a session that does not exist: %v", err)
 	}
-	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(prefix+"free", nil, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57"), yes); !errors.Is(err, consul.ErrLost) {
+	if err := c.Locks.AcquireIf(t.Context(), consul.Lock(prefix+"free", nil, "b7b4ab32-9a5e-4c9d-8a52-0f5d0c2c1e57"),
+		yes); !errors.Is(err, consul.ErrLost) {
 		t.Errorf("by a session that does not exist: %v", err)
 	}
 	if got := get(t, c, key); string(got.Value) != "mine" {

@@ -8,11 +8,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 )
 
-// gatherer carries out calls of many callers in groups: each at once while few groups are under way, and otherwise together
-// with those that wait too. A lone call waits for nothing; under load one request does the work of many.
+// gatherer carries out calls of many callers in groups. If fewer than `most` groups are under way, a call is carried
+// out at once and alone. Otherwise it waits, and is carried out together with other waiting calls.
 type gatherer[T any] struct {
 	most  int                                  // groups under way at once
-	joins func(group []T, next T) bool         // whether one more fits into a group; nil: never
+	joins func(group []T, next T) bool         // whether next fits into the group; nil: never
 	run   func(ctx context.Context, group []T) // carries a group out and leaves the results in its items
 
 	mu      sync.Mutex
@@ -20,22 +20,20 @@ type gatherer[T any] struct {
 	waiting []*call[T]
 }
 
-// call is one caller's item.
 type call[T any] struct {
 	item  T
-	group *group[T]      // that it belongs to; nil while it waits
-	turn  chan *group[T] // one value: the group that the caller must carry out, or nil when another has done it
+	group *group[T]      // its group; nil while it waits
+	turn  chan *group[T] // one value: the group that the caller must carry out, or nil if another caller has done it
 }
 
-// group is what is carried out together.
 type group[T any] struct {
 	calls  []*call[T]
-	left   int                // callers that do not want it any more
-	cancel context.CancelFunc // once it is under way
+	left   int                // callers that have given up
+	cancel context.CancelFunc // set when the group is under way
 }
 
-// do returns once the item was carried out, by this caller or by another one. It returns the context's cause if it was not.
-// A group is given up when none of its callers wants it any more.
+// do returns when this or another caller has carried the item out. If the context ends before the item is under way, do
+// returns its cause. A group is cancelled when all its callers have given up.
 func (g *gatherer[T]) do(ctx context.Context, item T) error {
 	me := &call[T]{item: item, turn: make(chan *group[T], 1)}
 	g.mu.Lock()
@@ -64,7 +62,7 @@ func (g *gatherer[T]) do(ctx context.Context, item T) error {
 	return nil
 }
 
-// withdraw takes back a call that waits. One that does not wait any more only says that it is not wanted.
+// withdraw removes a waiting call. If it is under way, its caller is counted as one that has given up.
 func (g *gatherer[T]) withdraw(c *call[T]) (taken bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -76,7 +74,7 @@ func (g *gatherer[T]) withdraw(c *call[T]) (taken bool) {
 	return false
 }
 
-// leave counts a caller that does not want the group any more. The caller holds the mutex.
+// leave counts a caller that has given up. g.mu must be held.
 func (g *gatherer[T]) leave(gr *group[T]) {
 	gr.left++
 	if gr.left >= len(gr.calls) && gr.cancel != nil {
@@ -84,7 +82,8 @@ func (g *gatherer[T]) leave(gr *group[T]) {
 	}
 }
 
-// lead carries a group out and gives the turn to the next one. A leader that has left, and is counted so, does it for the others.
+// lead carries a group out and gives the turn to the next one. left: this caller has given up and is counted. lead then
+// still works for the other callers.
 func (g *gatherer[T]) lead(ctx context.Context, gr *group[T], left bool) {
 	all, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -107,7 +106,7 @@ func (g *gatherer[T]) lead(ctx context.Context, gr *group[T], left bool) {
 		items[i] = c.item
 	}
 	func() {
-		defer contain.Fatal() // the other callers wait for it
+		defer contain.Fatal() // after a panic, the other callers of the group would wait for ever
 		g.run(all, items)
 	}()
 	for _, c := range gr.calls[1:] {
@@ -116,7 +115,7 @@ func (g *gatherer[T]) lead(ctx context.Context, gr *group[T], left bool) {
 	g.next()
 }
 
-// next gives the turn to those that wait longest.
+// next gives the turn to a group of the calls that have waited longest.
 func (g *gatherer[T]) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// groups records what a gatherer carries out, each group when it is let go.
+// groups records the groups of a gatherer. Each ends when letGo has a value or is closed.
 type groups struct {
 	letGo chan struct{}
 	mu    sync.Mutex
@@ -42,7 +42,7 @@ func TestGatherer(t *testing.T) {
 					t.Errorf("call %d: %v", item, err)
 				}
 			})
-			synctest.Wait() // it is under way or waits
+			synctest.Wait() // the call is under way or waits
 		}
 		for item := range 6 {
 			call(t.Context(), item)
@@ -64,8 +64,8 @@ func TestGatherer(t *testing.T) {
 	})
 }
 
-// A caller that leaves takes nothing from the others: what waits is taken back, a group goes on for whoever still wants it,
-// also when the one that leaves carries it out, and is given up when nobody does.
+// A caller that gives up does not harm the others. Its waiting item is removed. A group continues for its other
+// callers, even without the caller that carries it out, and is cancelled when all have given up.
 func TestGathererCallersThatLeave(t *testing.T) {
 	t.Parallel()
 	left := errors.New("left")
@@ -81,11 +81,11 @@ func TestGathererCallersThatLeave(t *testing.T) {
 			all.Go(func() { errs[item] = g.do(ctx, item) })
 			synctest.Wait()
 		}
-		leave[4](left) // waits
+		leave[4](left) // the item of caller 4 waits
 		synctest.Wait()
-		leave[0](left) // is alone in its group, which ends; then 1, 2 and 3 are one
+		leave[0](left) // caller 0 is alone in its group, which ends; then 1, 2 and 3 are a group
 		synctest.Wait()
-		leave[1](left) // carries it out
+		leave[1](left) // this caller carries the group out
 		leave[2](left)
 		synctest.Wait()
 		if len(got.seen) != 1 || got.ended[0] == nil {
@@ -104,30 +104,33 @@ func TestGathererCallersThatLeave(t *testing.T) {
 	})
 }
 
-// A read that needs many requests leaves some to others: those need not wait until it has ended.
+// A read that needs many requests does not use all requests at once, so other reads need not wait for its end.
 func TestALargeReadLeavesRequestsToOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := &Merger{}
 		held, underWay, most := make(chan struct{}), 0, 0
-		m.reads = gatherer[*readPart]{most: mergedReads, joins: m.joinsReads, run: func(_ context.Context, parts []*readPart) {
-			m.mu.Lock()
-			underWay++
-			most = max(most, underWay)
-			m.mu.Unlock()
-			if len(parts) != 1 || parts[0].ops[0].Key() != "small" {
-				<-held
-			}
-			m.mu.Lock()
-			underWay--
-			m.mu.Unlock()
-			for _, p := range parts {
-				p.got = &answer{byKey: map[string]*api.KVPair{}}
-				for i := range p.ops {
-					p.got.byKey[p.ops[i].Key()] = &api.KVPair{}
+		m.reads = gatherer[*readPart]{
+			most: mergedReads, joins: m.joinsReads,
+			run: func(_ context.Context, parts []*readPart) {
+				m.mu.Lock()
+				underWay++
+				most = max(most, underWay)
+				m.mu.Unlock()
+				if len(parts) != 1 || parts[0].ops[0].Key() != "small" {
+					<-held
 				}
-			}
-		}}
+				m.mu.Lock()
+				underWay--
+				m.mu.Unlock()
+				for _, p := range parts {
+					p.got = &answer{byKey: map[string]*api.KVPair{}}
+					for i := range p.ops {
+						p.got.byKey[p.ops[i].Key()] = &api.KVPair{}
+					}
+				}
+			},
+		}
 		keys := make([]string, 50*MaxTxnOps)
 		for i := range keys {
 			keys[i] = fmt.Sprintf("large/%d", i)

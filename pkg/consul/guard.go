@@ -9,23 +9,23 @@ import (
 	"sync"
 )
 
-// Guard is asked about each transaction that writes below a prefix. The client has one place that sends transactions, so that nobody who
-// writes one can forget to ask.
+// Guard is asked before each transaction that writes below a prefix. The client sends all transactions in one place, so
+// no caller can forget to ask.
 type Guard interface {
-	// Condition returns what the transaction depends on besides its own conditions, or why it must not be sent: an error that does not
-	// match ErrUnknown is final. ok is false when it depends on nothing else.
+	// Condition returns a further condition; ok is false if there is none. After an error the transaction is not sent.
+	// An error that does not match ErrUnknown is final.
 	Condition(ctx context.Context, ops []Op) (condition Op, ok bool, err error)
-	// Refused hears that Consul refused the condition. The next call of Condition is to find out what is true by now.
+	// Refused is called when Consul refused the condition. The next call of Condition must read the
+	// record again.
 	Refused(f Failure)
 }
 
-// guards are those of a client, by prefix.
 type guards struct {
 	mu sync.RWMutex
 	by map[string]Guard
 }
 
-// Guard has a guard asked about what is written below a prefix from now on, and returns it: the one that is there already, if there is one.
+// Guard installs a guard for writes below a prefix and returns it. An earlier guard of the prefix stays.
 func (c *Client) Guard(prefix string, made func() Guard) Guard {
 	c.guards.mu.Lock()
 	defer c.guards.mu.Unlock()
@@ -38,7 +38,7 @@ func (c *Client) Guard(prefix string, made func() Guard) Guard {
 	return c.guards.by[prefix]
 }
 
-// of returns the guard of a transaction, nil where none is asked about it. All of a transaction is below one prefix.
+// of returns the guard of a transaction, or nil. All keys of a transaction are below one prefix.
 func (g *guards) of(ops []Op) Guard {
 	if !slices.ContainsFunc(ops, Op.writes) {
 		return nil
@@ -53,18 +53,16 @@ func (g *guards) of(ops []Op) Guard {
 	return nil
 }
 
-// guardTries is how often a transaction is sent anew because the guard's condition did not hold.
 const guardTries = 5
 
-// errGuarded is why a transaction was given up that was refused each time on the guard's condition.
 var errGuarded = errors.New("what it depends on besides changes without end")
 
-// send carries out a transaction without a check whether it may be sent. A blind one has no answer but that it was carried out. The guard's
-// condition comes first, and no caller sees it: a transaction that was refused on it was not written, and is sent again.
-func (c *Client) send(ctx context.Context, ops []Op, blind bool) (*answer, error) {
+// send carries out checked operations. The guard's condition comes first, and callers do not see it: if Consul refuses
+// it, nothing was written, and send tries again.
+func (c *Client) send(ctx context.Context, ops []Op) (*answer, error) {
 	guard := c.guards.of(ops)
 	if guard == nil {
-		return c.sendOnce(ctx, ops, blind)
+		return c.sendOnce(ctx, ops)
 	}
 	for range guardTries {
 		condition, ok, err := guard.Condition(ctx, ops)
@@ -72,9 +70,9 @@ func (c *Client) send(ctx context.Context, ops []Op, blind bool) (*answer, error
 			return nil, fmt.Errorf("transaction on %s: %w", ops[0].Key(), err)
 		}
 		if !ok {
-			return c.sendOnce(ctx, ops, blind)
+			return c.sendOnce(ctx, ops)
 		}
-		got, err := c.sendOnce(ctx, append([]Op{condition}, ops...), blind)
+		got, err := c.sendOnce(ctx, append([]Op{condition}, ops...))
 		refused, is := errors.AsType[*RefusedError](err)
 		if !is {
 			return got, err
@@ -91,14 +89,14 @@ func (c *Client) send(ctx context.Context, ops []Op, blind bool) (*answer, error
 	return nil, &unsentError{errGuarded}
 }
 
-// Unsent returns an error that says that a transaction was not sent, for now.
+// Unsent wraps what kept a transaction from being sent. The result matches ErrUnsent and ErrUnknown.
 func Unsent(err error) error { return &unsentError{err} }
 
-// Needs returns the operation with what its record needs, which only a guard reads.
+// Needs adds the feature that the operation's record needs, for the guard.
 func (o Op) Needs(need any) Op {
 	o.need = need
 	return o
 }
 
-// Need returns what was said with Needs.
+// Need returns the argument of Needs.
 func (o Op) Need() any { return o.need }

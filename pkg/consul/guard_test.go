@@ -12,53 +12,52 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// indexGuard demands that a key is as it was read, as the store's does.
+// indexGuard has the condition that a key is unchanged, like the guard of package store.
 type indexGuard struct {
 	client *consul.Client
 	key    string
 
 	mu      sync.Mutex
-	index   uint64 // zero: to be read
+	index   uint64 // zero: the index must be read
 	never   bool   // the condition never holds
-	refusal error  // of all transactions
+	refusal error  // the error for operations that need "refused"
 	refused []consul.Failure
 }
 
-func (g *indexGuard) Condition(ctx context.Context, ops []consul.Op) (consul.Op, bool, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (i *indexGuard) Condition(ctx context.Context, ops []consul.Op) (consul.Op, bool, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	if slices.ContainsFunc(ops, func(op consul.Op) bool { return op.Need() == "refused" }) {
-		return consul.Op{}, false, g.refusal
+		return consul.Op{}, false, i.refusal
 	}
 	if slices.ContainsFunc(ops, func(op consul.Op) bool { return op.Need() == "free" }) {
 		return consul.Op{}, false, nil
 	}
-	if g.index == 0 {
-		pair, err := g.client.Get(ctx, g.key, consul.Consistent)
+	if i.index == 0 {
+		pair, err := i.client.Get(ctx, i.key, consul.Consistent)
 		if err != nil {
 			return consul.Op{}, false, consul.Unsent(err)
 		}
-		g.index = pair.ModifyIndex
+		i.index = pair.ModifyIndex
 	}
-	if g.never {
-		return consul.CheckIndex(g.key, 1), true, nil
+	if i.never {
+		return consul.CheckIndex(i.key, 1), true, nil
 	}
-	return consul.CheckIndex(g.key, g.index), true, nil
+	return consul.CheckIndex(i.key, i.index), true, nil
 }
 
-func (g *indexGuard) Refused(f consul.Failure) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.index, g.refused = 0, append(g.refused, f)
+func (i *indexGuard) Refused(f consul.Failure) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.index, i.refused = 0, append(i.refused, f)
 }
 
-func (g *indexGuard) seen() []consul.Failure {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return slices.Clone(g.refused)
+func (i *indexGuard) seen() []consul.Failure {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.Clone(i.refused)
 }
 
-// underGuard returns a client with a guard below a prefix, and another one without.
 func underGuard(t *testing.T) (c, free *consul.Client, g *indexGuard, prefix string) {
 	t.Helper()
 	c, _, prefix = setup(t)
@@ -85,13 +84,14 @@ func TestGuardedTransactions(t *testing.T) {
 		}
 		return written
 	}
-	if written := write("the first", consul.Set(prefix+"a", []byte("1"))); written[prefix+"a"] == 0 || len(written) != 1 {
+	if written := write("the first", consul.Set(prefix+"a", []byte("1"))); written[prefix+"a"] == 0 ||
+		len(written) != 1 {
 		t.Errorf("%v was written", written)
 	}
 	if len(g.seen()) != 0 {
 		t.Error("the condition was refused that had just been read")
 	}
-	put(t, free, prefix+"gate", "2") // the guard finds out with the next write, which lands all the same
+	put(t, free, prefix+"gate", "2") // the next write shows this to the guard, and lands
 	write("after the gate has moved", consul.CAS(prefix+"b", []byte("1"), 0))
 	if seen := g.seen(); len(seen) != 1 || seen[0].Key != prefix+"gate" || seen[0].Op != 0 {
 		t.Errorf("%v was refused", seen)
@@ -109,10 +109,12 @@ func TestGuardedTransactions(t *testing.T) {
 func TestGuardRefuses(t *testing.T) {
 	t.Parallel()
 	c, free, g, prefix := underGuard(t)
-	if _, err := c.Commit(t.Context(), []consul.Op{consul.Set(prefix+"a", nil), consul.Set(prefix+"b", nil).Needs("refused")}); !errors.Is(err, g.refusal) || errors.Is(err, consul.ErrUnknown) {
+	if _, err := c.Commit(t.Context(),
+		[]consul.Op{consul.Set(prefix+"a", nil), consul.Set(prefix+"b", nil).Needs("refused")}); !errors.Is(err,
+		g.refusal) || errors.Is(err, consul.ErrUnknown) {
 		t.Errorf("%v, want %v", err, g.refusal)
 	}
-	// Who is refused for a reason of its own is told its own operations.
+	// The error has the positions of the caller's operations.
 	_, err := c.Commit(t.Context(), []consul.Op{consul.Set(prefix+"a", nil), consul.CheckIndex(prefix+"none", 7)})
 	refused, is := errors.AsType[*consul.RefusedError](err)
 	if !is || len(refused.Failures) != 1 || refused.Failures[0].Op != 1 || refused.Failures[0].Key != prefix+"none" {
@@ -121,14 +123,18 @@ func TestGuardRefuses(t *testing.T) {
 	if len(g.seen()) != 0 {
 		t.Error("the guard heard of a refusal that is not its own")
 	}
-	put(t, free, prefix+"gate", "2") // both at once: the guard comes first, and then the transaction is refused by itself
-	if _, err := c.Commit(t.Context(), []consul.Op{consul.CheckIndex(prefix+"none", 7), consul.Set(prefix+"a", nil)}); !consul.RefusedOnly(err, prefix+"none") {
+	// Both fail: first the guard's condition, and after another try the transaction's own.
+	put(t, free, prefix+"gate", "2")
+	if _, err := c.Commit(t.Context(),
+		[]consul.Op{consul.CheckIndex(prefix+"none", 7), consul.Set(prefix+"a", nil)}); !consul.RefusedOnly(err,
+		prefix+"none") {
 		t.Errorf("%v", err)
 	}
 	g.mu.Lock()
 	g.never = true
 	g.mu.Unlock()
-	if _, err := c.Commit(t.Context(), []consul.Op{consul.Set(prefix+"a", nil)}); !errors.Is(err, consul.ErrUnsent) || errors.Is(err, consul.ErrRefused) {
+	if _, err := c.Commit(t.Context(), []consul.Op{consul.Set(prefix+"a", nil)}); !errors.Is(err, consul.ErrUnsent) ||
+		errors.Is(err, consul.ErrRefused) {
 		t.Errorf("a condition that never holds: %v, want not sent", err)
 	}
 	if keys := must[[]string](t)(free.Keys(t.Context(), prefix)); len(keys) != 1 {
@@ -136,7 +142,7 @@ func TestGuardRefuses(t *testing.T) {
 	}
 }
 
-// Transactions that are sent together bear the condition once, and a lock is taken under it with what is read at that moment.
+// Merged transactions have the guard's condition once. A lock with a read is also taken under this condition.
 func TestGuardedMerger(t *testing.T) {
 	t.Parallel()
 	c, free, g, prefix := underGuard(t)
@@ -162,7 +168,8 @@ func TestGuardedMerger(t *testing.T) {
 	}
 	session := rawSession(t, rawAPI(t, consultest.Shared(t).Addr, ""), nil)
 	put(t, free, prefix+"gate", "3")
-	f, found, _, err := m.AcquireReading(t.Context(), prefix+"lock", session, func() []byte { return []byte("v") }, consul.Reading{Keys: []string{prefix + "gate", prefix + "none"}})
+	f, found, _, err := m.AcquireReading(t.Context(), prefix+"lock", session, func() []byte { return []byte("v") },
+		consul.Reading{Keys: []string{prefix + "gate", prefix + "none"}})
 	if err != nil || f.Index == 0 || string(found[prefix+"gate"].Value) != "3" || len(found) != 1 {
 		t.Errorf("%+v, %v, %v", f, found, err)
 	}

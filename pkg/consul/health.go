@@ -7,10 +7,10 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// Catalog is what the servers know of machines and services.
+// Catalog is the servers' view of machines and services.
 type Catalog struct{ c *Client }
 
-// AgentGone reports whether a machine's agent has failed or left, or is not known in the catalog.
+// AgentGone reports whether a machine's agent has failed or left, or is not in the catalog.
 func (h *Catalog) AgentGone(ctx context.Context, name string) (bool, error) {
 	ctx, cancel := h.c.call(ctx)
 	defer cancel()
@@ -26,60 +26,52 @@ func (h *Catalog) AgentGone(ctx context.Context, name string) (bool, error) {
 	return len(checks) == 0, nil
 }
 
-// FailedNodes returns the names of the machines whose agents the cluster considers failed at a moment after it was called: the
-// leader makes sure that it still is one.
-func (h *Catalog) FailedNodes(ctx context.Context) (map[string]bool, error) {
+// agents returns the machines whose agent has a state. The answer is not older than the call.
+func (h *Catalog) agents(ctx context.Context, are, state string) (map[string]bool, error) {
 	ctx, cancel := h.c.call(ctx)
 	defer cancel()
 	opts := Consistent.options(ctx)
 	opts.Filter = `CheckID == "serfHealth"`
-	checks, meta, err := h.c.api.Health().State(api.HealthCritical, opts)
+	checks, meta, err := h.c.api.Health().State(state, opts)
 	if err := h.c.unread(err, meta); err != nil {
-		return nil, fmt.Errorf("read failed agents: %w", err)
+		return nil, fmt.Errorf("read %s agents: %w", are, err)
 	}
-	failed := make(map[string]bool, len(checks))
+	names := make(map[string]bool, len(checks))
 	for _, check := range checks {
-		failed[check.Node] = true
+		names[check.Node] = true
 	}
-	return failed, nil
+	return names, nil
 }
 
-// fewNodes is for how many machines it is cheaper to ask one by one than for all at once.
+// FailedNodes returns the machines with a failed agent. The answer is not older than the call.
+func (h *Catalog) FailedNodes(ctx context.Context) (map[string]bool, error) {
+	return h.agents(ctx, "failed", api.HealthCritical)
+}
+
+// fewNodes is up to how many machines one request each is cheaper than one about all machines.
 const fewNodes = 16
 
-// LivingNodes returns which of some machines have an agent that is known and has not failed. Where there are many, agents that are not among them
-// may be in the answer too.
+// LivingNodes returns which machines have a known agent that has not failed. For many names, the answer may include
+// other machines.
 func (h *Catalog) LivingNodes(ctx context.Context, names []string) (map[string]bool, error) {
+	if len(names) > fewNodes {
+		return h.agents(ctx, "living", api.HealthPassing)
+	}
 	living := make(map[string]bool, len(names))
-	if len(names) <= fewNodes {
-		for _, name := range names {
-			if name == "" {
-				continue
-			}
-			gone, err := h.AgentGone(ctx, name)
-			if err != nil {
-				return nil, err
-			}
-			living[name] = !gone
+	for _, name := range names {
+		if name == "" {
+			continue
 		}
-		return living, nil
-	}
-	ctx, cancel := h.c.call(ctx)
-	defer cancel()
-	opts := Consistent.options(ctx)
-	opts.Filter = `CheckID == "serfHealth"`
-	checks, meta, err := h.c.api.Health().State(api.HealthPassing, opts)
-	if err := h.c.unread(err, meta); err != nil {
-		return nil, fmt.Errorf("read living agents: %w", err)
-	}
-	for _, check := range checks {
-		living[check.Node] = true
+		gone, err := h.AgentGone(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		living[name] = !gone
 	}
 	return living, nil
 }
 
-// Passing returns the meta of every passing instance of a service in the servers' catalog whose meta has the given value
-// under the given key.
+// Passing returns the meta of each passing instance of a service that has metaValue under metaKey in its meta.
 func (h *Catalog) Passing(ctx context.Context, service, metaKey, metaValue string) ([]map[string]string, error) {
 	ctx, cancel := h.c.call(ctx)
 	defer cancel()

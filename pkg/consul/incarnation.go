@@ -14,29 +14,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-func (c *SessionConfig) serviceID(incarnation string) string {
-	return fmt.Sprintf("rcfarm-%s-%s-%s", c.Kind, c.Name, incarnation)
+func (s *SessionConfig) serviceID(incarnation string) string {
+	return fmt.Sprintf("rcfarm-%s-%s-%s", s.Kind, s.Name, incarnation)
 }
 
-// ServiceName returns the Consul service under which daemons of a kind are registered.
+// ServiceName returns the Consul service of daemons of a kind.
 func ServiceName(kind string) string { return "rcfarm-" + kind }
 
-func (c *SessionConfig) checkID(incarnation string) string {
-	return c.serviceID(incarnation) + "-ttl"
+func (s *SessionConfig) checkID(incarnation string) string {
+	return s.serviceID(incarnation) + "-ttl"
 }
 
-// sessionName is no beginning of another daemon's followed by a slash: a scope ends with one slash, and has no two in a
-// row.
-func (c *SessionConfig) sessionName() string {
-	name := fmt.Sprintf("rcfarm/%s/%s", c.Kind, c.Name)
-	if c.Scope != "" {
-		name += "@" + c.Scope
+// sessionName names the daemon's sessions. No other daemon's session name begins with this name and a slash, because a
+// scope ends with one slash and has no two in a row.
+func (s *SessionConfig) sessionName() string {
+	name := fmt.Sprintf("rcfarm/%s/%s", s.Kind, s.Name)
+	if s.Scope != "" {
+		name += "@" + s.Scope
 	}
 	return name
 }
 
-// openSession registers the incarnation, where an agent vouches for it, and takes both sessions. The agent passes a new check on to the servers in its
-// own time, so that the first tries may find it missing.
+// openSession registers the incarnation, unless the daemon has no agent, and creates both sessions. First tries can
+// fail, because the agent syncs a new check a little later.
 func (d *daemon) openSession(ctx context.Context, s *Session) (err error) {
 	ctx, cancel := d.call(ctx)
 	defer cancel()
@@ -55,8 +55,8 @@ func (d *daemon) openSession(ctx context.Context, s *Session) (err error) {
 	return err
 }
 
-// vouch registers the incarnation, unless that is done: the agent uses the token of the registration to tell the servers about the check,
-// so that another token needs another one. Under the same ids within the TTL it leaves check and sessions as they are.
+// vouch registers the incarnation at the agent. A new token needs a new registration, because the agent syncs the check
+// with the token of its registration. Within the TTL this does not change the check and the sessions.
 func (d *daemon) vouch(ctx context.Context, s *Session) error {
 	token := d.TokenID()
 	if s.vouched == token {
@@ -80,15 +80,20 @@ func (d *daemon) vouch(ctx context.Context, s *Session) error {
 	return nil
 }
 
-// createSession makes a session without checks where no agent vouches for it: that of the machine that happens to answer would say nothing
-// about us. Its name bears the incarnation then, so that the next start finds exactly its own (R11).
+// createSession creates a session. Without an agent it has no checks, because the agent that answers is on another
+// machine. Then its name contains the incarnation, so that the next start finds exactly this incarnation's sessions
+// (R11).
 func (d *daemon) createSession(ctx context.Context, s *Session, behavior string) (string, error) {
-	entry := &api.SessionEntry{Name: d.sessionName(), Behavior: behavior, LockDelay: lockDelay, TTL: d.SessionTTL.String()}
+	entry := &api.SessionEntry{
+		Name: d.sessionName(), Behavior: behavior, LockDelay: lockDelay,
+		TTL: d.SessionTTL.String(),
+	}
 	create := d.live.Session().CreateNoChecks
 	if d.Mode == ByTTL {
 		entry.Name += "/" + s.Incarnation
 	} else {
-		entry.Node, entry.NodeChecks, entry.ServiceChecks = s.ConsulNode, []string{"serfHealth"}, []api.ServiceCheck{{ID: d.checkID(s.Incarnation)}}
+		entry.Node, entry.NodeChecks = s.ConsulNode, []string{"serfHealth"}
+		entry.ServiceChecks = []api.ServiceCheck{{ID: d.checkID(s.Incarnation)}}
 		create = d.live.Session().Create
 	}
 	for pace := wait.NewPace(5*time.Millisecond, 200*time.Millisecond); ; {
@@ -104,32 +109,44 @@ func (d *daemon) createSession(ctx context.Context, s *Session, behavior string)
 	}
 }
 
-// readCreated asks when the session was made, before anything depends on it: once it has vanished nobody can tell which others of its
-// name are older.
+// readCreated reads the session's creation index before the role runs, because it cannot be read after the session has
+// vanished. Sessions of the same name with a lower index are older.
 func (d *daemon) readCreated(ctx context.Context, s *Session) error {
 	ctx, cancel := d.call(ctx)
 	defer cancel()
 	for pace := wait.NewPace(5*time.Millisecond, 200*time.Millisecond); ; {
-		sent := time.Now()
-		entry, meta, err := d.live.Session().Info(s.Releasing, new(api.QueryOptions).WithContext(ctx))
+		entry, _, err := d.info(ctx, s, new(api.QueryOptions))
 		switch {
-		case err == nil && entry == nil && d.hidden(meta):
-			return fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
-		case err == nil && entry == nil:
-			return &vanishedError{session: s.Releasing}
 		case err == nil:
-			s.Confirm(sent)
 			s.created = entry.CreateIndex
 			return nil
-		}
-		if wait.Pause(ctx, pace.NextBackOff()) != nil {
+		case errors.Is(err, ErrLost):
+			return err
+		case wait.Pause(ctx, pace.NextBackOff()) != nil:
 			return fmt.Errorf("read session %s: %w", s.Releasing, err)
 		}
 	}
 }
 
-// retire ends an incarnation: sessions first, so that locks are free at once, then the service. It works when ctx has
-// ended, for a bounded time; what is left over is retired by the next start from the journal.
+// info reads and confirms the session. ErrLost: the servers do not know it, or hide it. Any other error: they did not
+// answer.
+func (d *daemon) info(ctx context.Context, s *Session, opts *api.QueryOptions) (*api.SessionEntry, uint64, error) {
+	sent := time.Now()
+	entry, meta, err := d.live.Session().Info(s.Releasing, opts.WithContext(ctx))
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case entry == nil && d.hidden(meta):
+		return nil, 0, fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
+	case entry == nil:
+		return nil, 0, &vanishedError{session: s.Releasing, created: s.created}
+	}
+	s.Confirm(sent)
+	return entry, meta.LastIndex, nil
+}
+
+// retire ends an incarnation: the sessions first, because then the locks are free at once. It works for a bounded time,
+// even if ctx has ended. The next start retires what is left.
 func (d *daemon) retire(ctx context.Context, s *Session) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(d.timeout, d.TTL))
 	defer cancel()
@@ -145,16 +162,16 @@ func (d *daemon) retire(ctx context.Context, s *Session) {
 		}
 	}
 	if d.Mode == ByTTL && !destroyed {
-		return // the next start finds them by the journal
+		return // the next start finds them in the journal
 	}
 	if err := d.forget(ctx, s.Incarnation); err != nil {
 		d.OnEvent("forget incarnation failed", s, err)
 	}
 }
 
-// retireIncarnations ends what earlier runs of this daemon left behind. Where they are registered, their sessions die with their checks, so
-// that a daemon that was killed and restarted within the TTL gets its locks back at once. Sessions with a TTL of their own are destroyed: nothing else
-// would end them for up to twice that. (What a run in the other mode left behind ends with its check.)
+// retireIncarnations ends the sessions of earlier runs, so that a restarted daemon gets its locks back at once.
+// Sessions with a check end when it is removed. Sessions with their own TTL are destroyed, because otherwise they would
+// live for up to twice the TTL.
 func (d *daemon) retireIncarnations(ctx context.Context) error {
 	earlier, err := d.Journal.Incarnations()
 	if err != nil {
@@ -179,7 +196,6 @@ func (d *daemon) retireIncarnations(ctx context.Context) error {
 	return nil
 }
 
-// forget deregisters an incarnation, where an agent vouches for it, and takes it out of the journal.
 func (d *daemon) forget(ctx context.Context, incarnation string) error {
 	if d.Mode == ByCheck {
 		if err := deregister(ctx, d.live, d.serviceID(incarnation)); err != nil {
@@ -192,8 +208,7 @@ func (d *daemon) forget(ctx context.Context, incarnation string) error {
 	return nil
 }
 
-// destroyNamed destroys every session that bears the daemon's name, in either mode, and was created before the index, whichever
-// incarnation made it.
+// destroyNamed destroys all sessions with the daemon's name that are older than the index, in both modes.
 func (d *daemon) destroyNamed(ctx context.Context, before uint64) error {
 	name := d.sessionName()
 	return d.destroySessions(ctx, func(entry *api.SessionEntry) bool {
@@ -201,7 +216,6 @@ func (d *daemon) destroyNamed(ctx context.Context, before uint64) error {
 	})
 }
 
-// sessionExists asks the servers, consistently.
 func (l *Locks) sessionExists(ctx context.Context, id string) (bool, error) {
 	ctx, cancel := l.c.call(ctx)
 	defer cancel()
@@ -215,25 +229,24 @@ func (l *Locks) sessionExists(ctx context.Context, id string) (bool, error) {
 	return false, nil
 }
 
-// SessionMode says who vouches for a daemon.
+// SessionMode is how a daemon's liveness is established.
 type SessionMode string
 
 const (
-	// ByCheck ties the sessions to a TTL check of the daemon's own at the local agent, and to that agent's health. They
-	// die exactly with the check. It is the default, and the only mode for preparers.
+	// ByCheck ties the sessions to a TTL check at the local agent, and to the agent's health. It is the default, and
+	// the only mode for preparers.
 	ByCheck SessionMode = "check"
-	// ByTTL gives the sessions a TTL of their own, renewed at the servers, for daemons without an agent on their machine.
-	// Consul takes 10 s at the least, and lets a session that is not renewed live for up to twice its TTL:
+	// ByTTL gives the sessions their own TTL, renewed at the servers, for daemons without an agent on their machine.
+	// Nothing is registered in the catalog. Consul may keep a session for up to twice its TTL:
 	// https://developer.hashicorp.com/consul/docs/dynamic-app-config/sessions
-	// Nothing is registered in the catalog.
 	ByTTL SessionMode = "ttl"
 )
 
-// MinSessionTTL is the shortest TTL that Consul takes for a session.
+// MinSessionTTL is the shortest TTL that Consul accepts for a session.
 const MinSessionTTL = 10 * time.Second
 
-// renew keeps both sessions alive at the servers until ctx ends. What the servers answer confirms the session; one that
-// they do not know any more is found out by confirm, whose query ends when it vanishes.
+// renew renews both sessions at the servers until ctx ends. If the servers do not know a session any more, renew only
+// tries again: confirm notices it.
 func (d *daemon) renew(ctx context.Context, s *Session) {
 	every := d.renewEvery()
 	next := min(every/4, time.Second)
@@ -262,7 +275,7 @@ func (d *daemon) renewBoth(ctx context.Context, s *Session) error {
 func (d *daemon) renewOne(ctx context.Context, s *Session, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, min(d.timeout, d.renewEvery()))
 	defer cancel()
-	client := d.api // a renewal that waits for the servers must not keep a heartbeat waiting
+	client := d.api // not live, because a slow renewal must not delay a heartbeat
 	if d.Mode == ByTTL {
 		client = d.live
 	}
@@ -279,7 +292,6 @@ func (d *daemon) renewOne(ctx context.Context, s *Session, id string) error {
 	return nil
 }
 
-// destroySessions destroys every session that is chosen.
 func (d *daemon) destroySessions(ctx context.Context, chosen func(*api.SessionEntry) bool) error {
 	ctx, cancel := d.call(ctx)
 	defer cancel()
@@ -298,5 +310,4 @@ func (d *daemon) destroySessions(ctx context.Context, chosen func(*api.SessionEn
 	return nil
 }
 
-// errMode is what RunSession returns for a mode that does not exist.
 var errMode = errors.New("unknown session mode")

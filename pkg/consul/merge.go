@@ -12,49 +12,50 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// How many requests of a Merger are under way at once. Few are enough, and bound its connections (P8): what does not find
-// one free is sent with others. Transactions that are more than half full go alone, as many as Consul can make use of.
+// How many requests of a Merger are under way at once, because each needs a connection (P8). Transactions that are more
+// than half full are not merged.
 const (
 	mergedReads  = 4
 	mergedWrites = 4
 	largeWrites  = 8
 )
 
-// mergedParts is how many callers share a write: what became of it without an answer, each of them has to find out.
+// mergedParts bounds how many callers share a write. Without an answer, each of them must find out the outcome.
 const mergedParts = 16
 
-// Kinds of requests that callers share; see Merger.Spoiled.
+// Kinds of shared requests; see Merger.OnFailure.
 const (
-	SpoiledReads  = "read"
-	SpoiledWrites = "write"
+	FailedReads  = "read"
+	FailedWrites = "write"
 )
 
-// aloneFor is how long transactions are not merged after one with several parts had an unknown outcome: if a part is to
-// blame, the others must not suffer again.
+// aloneFor is how long transactions are not merged after an unknown outcome. One part may be the cause, and must not
+// harm others again.
 const aloneFor = 10 * time.Second
 
-// quarantineFor is how long a read that failed alone too shares no request.
+// quarantineFor is how long a read is not merged after it failed together with others and then also alone.
 const quarantineFor = time.Minute
 
-// Merger sends reads and transactions of many callers together where they would have to wait for each other. Each caller
-// sees what it would have seen alone: a read that fails is done again alone by each of those that shared it; a refusal of one part
-// does not concern the others, which are sent again, because nothing was written; an unknown outcome concerns them all, because all
-// may have been written. Each owner of such a part bumps its fence, once: at the most mergedWrites transactions of mergedParts
-// parts are under way when the first of them has no answer, and then nothing is merged for aloneFor. It serves one token.
+// Merger merges reads and transactions of callers that would otherwise wait. Each caller gets the result that it would
+// have got alone. A Merger is for one token.
+//   - If a shared read fails, each part is read again alone.
+//   - If Consul refuses one part of a transaction, nothing was written. The other parts are sent again.
+//   - If the outcome of a transaction is unknown, it is unknown for all parts. Each owner then bumps its fence once. At
+//     most mergedWrites transactions of mergedParts parts are then under way, and nothing is merged for aloneFor.
 type Merger struct {
 	c *Client
-	// Spoiled, if set before the first call, is told of each request that failed and was shared: how many reads are done again
-	// alone, or of how many writes the outcome is unknown.
-	Spoiled func(kind string, parts int)
+	// OnFailure, if set before the first call, is called for each shared request that failed. It gets how many reads
+	// are repeated alone, or how many writes have an unknown outcome.
+	OnFailure func(kind string, parts int)
 
 	reads  gatherer[*readPart]
-	locks  gatherer[*writePart] // acquisitions
+	locks  gatherer[*writePart] // acquisitions of locks
 	writes gatherer[*writePart]
 	large  gatherer[*writePart]
 
 	mu          sync.Mutex
-	alone       time.Time            // until then writes are
-	quarantined map[string]time.Time // reads that are until then, by their first key
+	alone       time.Time            // writes are not merged before this time
+	quarantined map[string]time.Time // by the first key of a read; it is not merged before this time
 }
 
 // NewMerger returns a merger.
@@ -67,11 +68,10 @@ func (c *Client) NewMerger() *Merger {
 	return m
 }
 
-// readPart is what one caller reads.
 type readPart struct {
 	ops   []Op
 	level Consistency
-	got   *answer // of the whole transaction
+	got   *answer // to the whole transaction
 	err   error
 }
 
@@ -96,12 +96,12 @@ func (m *Merger) read(ctx context.Context, group []*readPart) {
 		p.got, p.err = got, err
 	}
 	if err != nil && len(group) > 1 && ctx.Err() == nil {
-		m.spoiled(SpoiledReads, len(group))
+		m.failed(FailedReads, len(group))
 		m.readAlone(ctx, group)
 	}
 }
 
-// readAlone does the reads of a group again, each alone. Those that fail again, while others do not, share no request for a while.
+// readAlone repeats each read alone. Reads that fail while others succeed are quarantined.
 func (m *Merger) readAlone(ctx context.Context, group []*readPart) {
 	var all errgroup.Group
 	all.SetLimit(readsAtOnce)
@@ -127,20 +127,19 @@ func (m *Merger) readAlone(ctx context.Context, group []*readPart) {
 	}
 }
 
-// isQuarantined reports whether a read is to share no request.
 func (m *Merger) isQuarantined(p *readPart) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return time.Now().Before(m.quarantined[p.ops[0].Key()])
 }
 
-func (m *Merger) spoiled(kind string, parts int) {
-	if m.Spoiled != nil {
-		m.Spoiled(kind, parts)
+func (m *Merger) failed(kind string, parts int) {
+	if m.OnFailure != nil {
+		m.OnFailure(kind, parts)
 	}
 }
 
-// Read is like Client.Read. One that needs many transactions leaves half of the requests to others.
+// Read is Client.Read. A large read uses at most half of mergedReads at once.
 func (m *Merger) Read(ctx context.Context, r Reading, level Consistency) (map[string]Pair, []Pair, error) {
 	return r.by(ctx, mergedReads/2, func(ctx context.Context, ops []Op) (*answer, error) {
 		p := &readPart{ops: ops, level: level}
@@ -151,16 +150,15 @@ func (m *Merger) Read(ctx context.Context, r Reading, level Consistency) (map[st
 	})
 }
 
-// writePart is what one caller writes.
 type writePart struct {
-	ops   []Op
-	cost  int     // bytes
-	blind bool    // only whether it was carried out counts
-	got   *answer // of the whole transaction; of no use if all of its parts are blind
-	err   error
+	ops  []Op
+	cost int     // bytes
+	got  *answer // to the whole transaction
+	err  error
 }
 
-// joinsWrites keeps apart what could not be told from each other: parts that touch a key that another one writes.
+// joinsWrites refuses a part that uses a key that another part writes, because their outcomes could not be
+// distinguished.
 func (m *Merger) joinsWrites(group []*writePart, next *writePart) bool {
 	m.mu.Lock()
 	alone := time.Now().Before(m.alone)
@@ -169,7 +167,7 @@ func (m *Merger) joinsWrites(group []*writePart, next *writePart) bool {
 		return false
 	}
 	ops, cost := len(next.ops), next.cost
-	touched := map[string]bool{} // and whether it is written
+	touched := map[string]bool{} // keys that the group uses; true if the group writes the key
 	for _, p := range group {
 		ops, cost = ops+len(p.ops), cost+p.cost
 		for i := range p.ops {
@@ -187,20 +185,20 @@ func (m *Merger) joinsWrites(group []*writePart, next *writePart) bool {
 	return true
 }
 
-// write sends a group until each part was carried out or has an error of its own.
+// write sends a group until each part was carried out or has its own error.
 func (m *Merger) write(ctx context.Context, group []*writePart) {
 	for len(group) > 0 {
 		ops := slices.Clip(group[0].ops)
 		for _, p := range group[1:] {
 			ops = append(ops, p.ops...)
 		}
-		wanted := slices.ContainsFunc(group, func(p *writePart) bool { return !p.blind })
-		got, err := m.c.send(ctx, ops, !wanted) // each part was checked, and joinsWrites has seen to it that they fit together
+		// Each part was checked, and joinsWrites made sure that they fit together.
+		got, err := m.c.send(ctx, ops)
 		refused, is := errors.AsType[*RefusedError](err)
 		if !is || len(group) == 1 {
 			if err != nil && len(group) > 1 {
 				m.sendAlone()
-				m.spoiled(SpoiledWrites, len(group))
+				m.failed(FailedWrites, len(group))
 			}
 			for _, p := range group {
 				p.got, p.err = got, err
@@ -217,8 +215,8 @@ func (m *Merger) sendAlone() {
 	m.alone = time.Now().Add(aloneFor)
 }
 
-// refuse gives each part its own refusals and returns those parts that have none. If no part has any, as when Consul names
-// no operation, all are refused: nothing was written.
+// refuse gives each part its own refusals and returns the other parts. If Consul named no refused operation, all parts
+// are refused, because nothing was written.
 func refuse(group []*writePart, refused *RefusedError) (rest []*writePart) {
 	first := 0
 	for _, p := range group {
@@ -244,19 +242,13 @@ func refuse(group []*writePart, refused *RefusedError) (rest []*writePart) {
 	return rest
 }
 
-// Commit is like Client.Commit.
+// Commit is Client.Commit.
 func (m *Merger) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
 	got, err := m.commit(ctx, m.writer(ops), &writePart{ops: ops})
 	if err != nil {
 		return nil, err
 	}
 	return got.indices(ops), nil
-}
-
-// CommitBlind is Commit for who does not want to know the indices: the answer is not read.
-func (m *Merger) CommitBlind(ctx context.Context, ops []Op) error {
-	_, err := m.commit(ctx, m.writer(ops), &writePart{ops: ops, blind: true})
-	return err
 }
 
 func (m *Merger) writer(ops []Op) *gatherer[*writePart] {
@@ -272,15 +264,17 @@ func (m *Merger) commit(ctx context.Context, by *gatherer[*writePart], p *writeP
 		return nil, err
 	}
 	if err := by.do(ctx, p); err != nil {
-		// It was not sent. But a caller that left is told the same whenever it leaves.
+		// Not sent, but ErrUnknown, as if the context had ended later.
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	return p.got, p.err
 }
 
-// AcquireReading is Client.Acquire, and reads at the moment of the acquisition. What it read is as good as a consistent read
-// under the lock. When only the reading fails, the fence is valid and the error matches ErrFiltered.
-func (m *Merger) AcquireReading(ctx context.Context, key, session string, value func() []byte, r Reading) (Fence, map[string]Pair, []Pair, error) {
+// AcquireReading is Locks.Acquire with a read in the same transaction, as good as a consistent read under the lock. If
+// only the read fails, the fence is valid and the error matches ErrFiltered.
+func (m *Merger) AcquireReading(ctx context.Context, key, session string, value func() []byte,
+	r Reading,
+) (Fence, map[string]Pair, []Pair, error) {
 	send := func(ctx context.Context, ops []Op) (*answer, error) {
 		return m.commit(ctx, &m.locks, &writePart{ops: ops})
 	}

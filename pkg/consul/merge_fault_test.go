@@ -9,14 +9,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// A read that fails fails nobody else's: those that shared its request are done again alone, and those after it share no request
+// A failing read spoils no others: reads that shared its request are repeated alone, and later reads are not merged
 // with it.
 func TestAReadThatFailsSpoilsNoOthers(t *testing.T) {
 	t.Parallel()
 	m, c, g, prefix := merging(t)
 	var again atomic.Int32
-	m.Spoiled = func(kind string, parts int) {
-		if kind != consul.SpoiledReads {
+	m.OnFailure = func(kind string, parts int) {
+		if kind != consul.FailedReads {
 			t.Errorf("%d %s", parts, kind)
 		}
 		again.Add(int32(parts))
@@ -35,7 +35,7 @@ func TestAReadThatFailsSpoilsNoOthers(t *testing.T) {
 		}
 	}
 	g.rush(t, m, n, consul.MergedReads, read)
-	// The bad one may have been among the first, which share nothing.
+	// The failing read may have been among the first, which share no request.
 	if got := again.Load(); got > n-consul.MergedReads {
 		t.Errorf("%d reads were done again", got)
 	}
@@ -44,19 +44,19 @@ func TestAReadThatFailsSpoilsNoOthers(t *testing.T) {
 		g.reset()
 		g.rush(t, m, n, consul.MergedReads, read)
 	}
-	if got := again.Load(); got > n-consul.MergedReads { // at the most one more rush had to find out
+	if got := again.Load(); got > n-consul.MergedReads {
 		t.Errorf("then %d more", got)
 	}
 }
 
-// What has an unknown outcome because of others is bounded: a transaction carries few parts, and after one without an answer
-// nothing is merged for a while.
+// Few writes become unknown because of others: a transaction has at most MergedParts parts, and after one without an
+// answer, writes are not merged for a while.
 func TestFewWritesBecomeUnknownTogether(t *testing.T) {
 	t.Parallel()
 	m, _, g, prefix := merging(t)
 	var unknown, requests atomic.Int32
-	m.Spoiled = func(kind string, parts int) {
-		if kind != consul.SpoiledWrites || parts > consul.MergedParts {
+	m.OnFailure = func(kind string, parts int) {
+		if kind != consul.FailedWrites || parts > consul.MergedParts {
 			t.Errorf("%d %s", parts, kind)
 		}
 		unknown.Add(int32(parts))
@@ -73,7 +73,9 @@ func TestFewWritesBecomeUnknownTogether(t *testing.T) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}
-	if got, most := unknown.Load(), int32(consul.MergedWrites*consul.MergedParts); got == 0 || got > most || requests.Load() > consul.MergedWrites {
-		t.Errorf("%d writes became unknown together, in %d transactions; at most %d in %d", got, requests.Load(), most, consul.MergedWrites)
+	if got, most := unknown.Load(), int32(consul.MergedWrites*consul.MergedParts); got == 0 || got > most ||
+		requests.Load() > consul.MergedWrites {
+		t.Errorf("%d writes became unknown together, in %d transactions; at most %d in %d", got, requests.Load(), most,
+			consul.MergedWrites)
 	}
 }

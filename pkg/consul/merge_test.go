@@ -19,17 +19,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// gate stands before Consul, counts transactions and holds them until it is opened.
+// gate counts transactions to Consul, and holds them until it is opened.
 type gate struct {
-	cut    atomic.Bool            // answer nothing
-	bad    atomic.Pointer[string] // nothing either, where a transaction speaks of this
+	cut    atomic.Bool            // answer no request
+	bad    atomic.Pointer[string] // do not answer transactions that contain this text
 	passed atomic.Int32
 
 	mu   sync.Mutex
 	open chan struct{}
 }
 
-// wait returns when the gate is open or the client has left: the server's end waits for its handlers.
+// wait also returns when the client has left, because a closing server waits for its handlers.
 func (g *gate) wait(ctx context.Context) {
 	g.mu.Lock()
 	open := g.open
@@ -58,7 +58,8 @@ func merging(t *testing.T) (m *consul.Merger, c *consul.Client, g *gate, prefix 
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/txn" {
 			g.passed.Add(1)
-			body, err := io.ReadAll(r.Body) // only after its end does the server notice that a client leaves
+			// The server notices that a client has left only after the body.
+			body, err := io.ReadAll(r.Body)
 			if err != nil {
 				panic(http.ErrAbortHandler)
 			}
@@ -78,7 +79,7 @@ func merging(t *testing.T) (m *consul.Merger, c *consul.Client, g *gate, prefix 
 	return through.NewMerger(), direct, g, prefix
 }
 
-// rush makes calls at once and opens the gate when all but those under way wait.
+// rush makes n calls, and opens the gate when underWay transactions have reached it and all other calls wait.
 func (g *gate) rush(t *testing.T, m *consul.Merger, n, underWay int, call func(i int)) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -95,26 +96,24 @@ func (g *gate) rush(t *testing.T, m *consul.Merger, n, underWay int, call func(i
 	all.Wait()
 }
 
-// Transactions of many callers share requests; each caller gets its own answer: its indices if it wants them, or its refusals alone.
+// Transactions share requests. Each caller gets only its own indices, or its own refusals.
 func TestMergedWrites(t *testing.T) {
 	t.Parallel()
 	m, c, g, prefix := merging(t)
 	const n = 20
 	var written [n]map[string]uint64
 	var errs [n]error
-	bad, blind := func(i int) bool { return i%7 == 3 }, func(i int) bool { return i%3 == 0 || i < consul.MergedWrites }
+	bad := func(i int) bool { return i%7 == 3 }
 	g.rush(t, m, n, consul.MergedWrites, func(i int) {
 		ops := []consul.Op{consul.CAS(fmt.Sprint(prefix, i), fmt.Append(nil, i), 0)}
 		if bad(i) {
 			ops = append(ops, consul.CheckIndex(fmt.Sprint(prefix, "missing", i), 5))
 		}
-		if blind(i) {
-			errs[i] = m.CommitBlind(t.Context(), ops)
-		} else {
-			written[i], errs[i] = m.Commit(t.Context(), ops)
-		}
+		written[i], errs[i] = m.Commit(t.Context(), ops)
 	})
-	if sent := g.passed.Load(); sent > consul.MergedWrites+2 { // the first, the rest, and the rest again without what was refused
+	// These were sent: the first transactions, one with all other parts, and one with these parts without the refused
+	// ones.
+	if sent := g.passed.Load(); sent > consul.MergedWrites+2 {
 		t.Errorf("%d transactions for %d callers", sent, n)
 	}
 	for i := range n {
@@ -128,13 +127,13 @@ func TestMergedWrites(t *testing.T) {
 			}
 		case errs[i] != nil || err != nil:
 			t.Errorf("call %d: %v, then %v", i, errs[i], err)
-		case string(pair.Value) != fmt.Sprint(i) || !blind(i) && (len(written[i]) != 1 || written[i][key] != pair.ModifyIndex):
+		case string(pair.Value) != fmt.Sprint(i) || len(written[i]) != 1 || written[i][key] != pair.ModifyIndex:
 			t.Errorf("call %d: wrote %v, found %+v", i, written[i], pair)
 		}
 	}
 }
 
-// Two callers that write one key could not be told apart in one transaction: they go one after the other.
+// Writes of one key are not merged, because their outcomes could not be distinguished.
 func TestWritesOfOneKeyAreNotMerged(t *testing.T) {
 	t.Parallel()
 	m, _, g, prefix := merging(t)
@@ -156,8 +155,8 @@ func TestWritesOfOneKeyAreNotMerged(t *testing.T) {
 	}
 }
 
-// What becomes of a merged transaction without an answer nobody knows: all its callers are told so. For a while each is sent
-// alone then, so that one that Consul cannot take spoils nothing for others.
+// If a merged transaction gets no answer, all its callers get an unknown outcome, and for a while each transaction is
+// sent alone. So one that Consul cannot handle does not harm others.
 func TestMergedWritesOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	m, c, g, prefix := merging(t)
@@ -166,11 +165,7 @@ func TestMergedWritesOfUnknownOutcome(t *testing.T) {
 	var errs [n]error
 	write := func(i int) {
 		ops := []consul.Op{consul.Set(fmt.Sprint(prefix, i), nil)}
-		if i%2 == 0 {
-			errs[i] = m.CommitBlind(t.Context(), ops)
-		} else {
-			_, errs[i] = m.Commit(t.Context(), ops)
-		}
+		_, errs[i] = m.Commit(t.Context(), ops)
 	}
 	g.rush(t, m, n, consul.MergedWrites, write)
 	for i, err := range errs {
@@ -189,7 +184,7 @@ func TestMergedWritesOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// A caller that leaves while it waits is told that nothing is known, as whenever it leaves; what it wanted is not sent.
+// A caller that gives up while its transaction waits gets an unknown outcome, and the transaction is not sent.
 func TestMergedWriteOfACallerThatLeft(t *testing.T) {
 	t.Parallel()
 	m, c, g, prefix := merging(t)
@@ -230,7 +225,7 @@ func TestMergedWriteOfACallerThatLeft(t *testing.T) {
 	}
 }
 
-// Locks that are free are taken, with what was read under each, although another one is held.
+// Merged acquisitions take all free locks, each with its read, even if some locks are taken.
 func TestMergedAcquisitions(t *testing.T) {
 	t.Parallel()
 	m, c, g, prefix := merging(t)
@@ -244,16 +239,21 @@ func TestMergedAcquisitions(t *testing.T) {
 	must[consul.Fence](t)(c.Locks.Acquire(t.Context(), fmt.Sprint(prefix, "lock/", held), theirs, differ("x")))
 	var errs [n]error
 	g.rush(t, m, n, consul.MergedWrites, func(i int) {
-		r := consul.Reading{Keys: []string{fmt.Sprint(prefix, "record/", i)}, Prefixes: []string{fmt.Sprint(prefix, "below/", i, "/")}}
+		r := consul.Reading{
+			Keys:     []string{fmt.Sprint(prefix, "record/", i)},
+			Prefixes: []string{fmt.Sprint(prefix, "below/", i, "/")},
+		}
 		f, found, below, err := m.AcquireReading(t.Context(), fmt.Sprint(prefix, "lock/", i), ours, differ("v"), r)
 		errs[i] = err
 		if err != nil {
 			return
 		}
-		if len(found) != 1 || string(found[r.Keys[0]].Value) != fmt.Sprint(i) || len(below) != 1 || string(below[0].Value) != fmt.Sprint(i) {
+		if len(found) != 1 || string(found[r.Keys[0]].Value) != fmt.Sprint(i) || len(below) != 1 ||
+			string(below[0].Value) != fmt.Sprint(i) {
 			t.Errorf("lock %d came with %v and %v", i, found, below)
 		}
-		if _, err := c.Commit(t.Context(), append(f.Ops(), consul.Set(fmt.Sprint(prefix, "done/", i), nil))); err != nil {
+		if _, err := c.Commit(t.Context(),
+			append(f.Ops(), consul.Set(fmt.Sprint(prefix, "done/", i), nil))); err != nil {
 			t.Errorf("fence %d does not hold: %v", i, err)
 		}
 	})
@@ -268,7 +268,7 @@ func TestMergedAcquisitions(t *testing.T) {
 	}
 }
 
-// Reads share transactions, too; one that needs several gets all of its keys.
+// Reads share transactions. A read that needs several gets all of its keys.
 func TestMergedReads(t *testing.T) {
 	t.Parallel()
 	m, c, g, prefix := merging(t)
@@ -279,7 +279,10 @@ func TestMergedReads(t *testing.T) {
 		put(t, c, fmt.Sprintf("%s%d/b", prefix, i), "b")
 	}
 	g.rush(t, m, n, consul.MergedReads, func(i int) {
-		r := consul.Reading{Keys: []string{fmt.Sprint(prefix, i), fmt.Sprint(prefix, "missing", i)}, Prefixes: []string{fmt.Sprintf("%s%d/", prefix, i)}}
+		r := consul.Reading{
+			Keys:     []string{fmt.Sprint(prefix, i), fmt.Sprint(prefix, "missing", i)},
+			Prefixes: []string{fmt.Sprintf("%s%d/", prefix, i)},
+		}
 		found, below, err := m.Read(t.Context(), r, consul.Default)
 		if err != nil || len(found) != 1 || string(found[r.Keys[0]].Value) != fmt.Sprint(i) ||
 			len(below) != 2 || string(below[0].Value) != "a" || string(below[1].Value) != "b" {
@@ -297,12 +300,13 @@ func TestMergedReads(t *testing.T) {
 	if err != nil || len(found) != n {
 		t.Errorf("found %d of %d: %v", len(found), n, err)
 	}
-	if found, below, err := m.Read(t.Context(), consul.Reading{}, consul.Default); err != nil || len(found)+len(below) != 0 {
+	if found, below, err := m.Read(t.Context(), consul.Reading{}, consul.Default); err != nil ||
+		len(found)+len(below) != 0 {
 		t.Errorf("nothing: %v, %v, %v", found, below, err)
 	}
 }
 
-// Callers that share a request and read the same keys, or keys below the prefixes of others, each get every pair once, in order.
+// Callers that share a request for overlapping keys and prefixes each get every pair once, in order.
 func TestMergedReadsOfTheSame(t *testing.T) {
 	t.Parallel()
 	m, c, g, prefix := merging(t)
@@ -311,7 +315,7 @@ func TestMergedReadsOfTheSame(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		reading     func(i int) consul.Reading
-		below, rest string // what every second caller finds, and what the others do
+		below, rest string // what the callers with an even number find, and what the others find
 	}{
 		"a prefix": {
 			func(int) consul.Reading { return consul.Reading{Prefixes: []string{"a/"}} },
@@ -359,7 +363,8 @@ func TestMergedReadsOfTheSame(t *testing.T) {
 				}
 			}
 			if err != nil || strings.Join(got, " ") != want || len(found) != len(r.Keys) {
-				t.Errorf("%s: read %d: %d keys and %q, %v; want %d and %q", name, i, len(found), got, err, len(r.Keys), want)
+				t.Errorf("%s: read %d: %d keys and %q, %v; want %d and %q", name, i, len(found), got, err,
+					len(r.Keys), want)
 			}
 		})
 	}

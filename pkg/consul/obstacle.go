@@ -11,21 +11,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// The pauses after an error that SessionConfig.Stuck is true of.
+// The pauses after an error for which SessionConfig.Stuck returns true.
 const (
 	stuckMin  = time.Second
 	stuckMax  = 30 * time.Second
-	stuckLook = time.Second // how soon another token is noticed meanwhile
+	stuckLook = time.Second // between two checks for a new token
 )
 
-// TokenRefused reports whether Consul does not know a request's token, or does not allow the token what was asked for.
-// Another try does not mend that.
+// TokenRefused reports whether Consul does not know the token, or the token lacks a right. Another try does not help.
 func TokenRefused(err error) bool {
 	refused, is := errors.AsType[*RefusedError](err)
 	return is && refused.Denied() || answered(err, http.StatusForbidden) || errors.Is(err, ErrFiltered)
 }
 
-// paces are the pauses between the tries of one daemon's sessions.
 type paces struct {
 	usual, stuck *backoff.ExponentialBackOff
 }
@@ -34,9 +32,8 @@ func newPaces() paces {
 	return paces{usual: wait.NewPace(100*time.Millisecond, 5*time.Second), stuck: wait.NewPace(stuckMin, stuckMax)}
 }
 
-// pause waits after a tenure that lasted so long and ended with err.
 func (p *paces) pause(ctx context.Context, d *daemon, lasted time.Duration, err error) error {
-	if lasted > p.usual.MaxInterval { // it was not one more failed try
+	if lasted > p.usual.MaxInterval { // the tenure was more than a failed try
 		p.usual.Reset()
 		p.stuck.Reset()
 	}

@@ -14,9 +14,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// After what only a person mends the pauses grow to half a minute, and end when the token changes; after anything else
-// they stay short.
-func TestPausesAfterWhatAPersonMends(t *testing.T) {
+// After an error that only a person can mend, the pauses grow to half a minute, and end when the token changes.
+func TestPausesAfterAnErrorThatOnlyAPersonMends(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	write := func(token string) {
 		t.Helper()

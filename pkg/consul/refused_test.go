@@ -33,13 +33,14 @@ func (g guarded) revoke(t *testing.T, accessor string) {
 	}
 }
 
-// A daemon whose token is refused goes on sending heartbeats, or stops: the agent cannot tell the servers either way. Its sessions end all
-// the same, within twice their own TTL. With another token the daemon goes on by itself.
+// If Consul refuses a daemon's token, the agent cannot report to the servers that the daemon's check has failed. The
+// daemon's sessions still end within twice their own TTL, and with another token it takes new ones.
 func testRefusedToken(t *testing.T, g guarded) {
 	file := filepath.Join(t.TempDir(), "token")
 	secret, accessor := g.tokenWith(t, daemonRules)
 	putToken(t, file, secret)
-	d := startDaemon(t, clientOf(t, consul.Config{Address: g.addr, TokenFile: file}), "refused/lock", consul.SessionConfig{Name: "refused"}, &memJournal{})
+	d := startDaemon(t, clientOf(t, consul.Config{Address: g.addr, TokenFile: file}), "refused/lock",
+		consul.SessionConfig{Name: "refused"}, &memJournal{})
 	first := receive(t, d.tenures)
 	refused := time.Now()
 	g.revoke(t, accessor)
@@ -66,8 +67,8 @@ func testRefusedToken(t *testing.T, g guarded) {
 	}
 }
 
-// A daemon whose token file changes keeps its session, although the first token goes. The agent speaks of it with the new one: its death is
-// seen as fast as ever.
+// If a daemon's token file changes, the daemon keeps its session, even when the first token is deleted. The agent syncs
+// the check with the new token, so if the daemon dies, its session ends as fast as before.
 func testChangedToken(t *testing.T, g guarded) {
 	file := filepath.Join(t.TempDir(), "token")
 	secret, accessor := g.tokenWith(t, daemonRules)
@@ -80,24 +81,28 @@ func testChangedToken(t *testing.T, g guarded) {
 		if r.URL.Path == "/v1/agent/service/register" && r.Header.Get("X-Consul-Token") == second.Load() {
 			select {
 			case vouched <- struct{}{}:
-			default: // it was told
+			default: // it was reported already
 			}
 		}
 		return consultest.Forward
 	})
 	var renewed atomic.Int32
-	d := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr, TokenFile: file}), "changed/lock", consul.SessionConfig{
-		Name:      "changed",
-		OnRenewed: func(context.Context, *consul.Session, time.Duration) error { renewed.Add(1); return nil },
-	}, &memJournal{})
+	d := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr, TokenFile: file}), "changed/lock",
+		consul.SessionConfig{
+			Name:      "changed",
+			OnRenewed: func(context.Context, *consul.Session, time.Duration) error { renewed.Add(1); return nil },
+		}, &memJournal{})
 	s := receive(t, d.tenures)
 	next := g.token(t, daemonRules)
 	second.Store(next)
 	putToken(t, file, next)
 	<-vouched
-	consultest.Eventually(t, patience, func() error { // what was sent before has been answered: the registration
+	// Then the registration has been carried out.
+	consultest.Eventually(t, patience, func() error {
 		checks, _, err := g.raw.Health().Checks("rcfarm-farm", nil)
-		if err == nil && !slices.ContainsFunc(checks, func(c *api.HealthCheck) bool { return c.ServiceID == "rcfarm-farm-changed-"+s.Incarnation }) {
+		if err == nil &&
+			!slices.ContainsFunc(checks,
+				func(c *api.HealthCheck) bool { return c.ServiceID == "rcfarm-farm-changed-"+s.Incarnation }) {
 			err = errors.New("no check in the catalog")
 		}
 		return err

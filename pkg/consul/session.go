@@ -20,50 +20,50 @@ import (
 // DefaultTTL is how long a daemon may be silent before its sessions end.
 const DefaultTTL = 2 * time.Second
 
-// lockDelay is the shortest that the API can say; zero would mean 15 s. The fence makes it safe.
+// lockDelay is the shortest that the API can express, because zero means 15 s. The fence makes it safe.
 const lockDelay = time.Millisecond
 
 // SessionConfig describes one daemon's liveness.
 type SessionConfig struct {
 	Kind string // "farm" or "preparer"; the Consul service is rcfarm-<kind>
 	Name string // stable name of the farm or node
-	// Scope is the key prefix of the cluster. It tells apart daemons of one kind and name that belong to several clusters
-	// on one Consul: after a regression a daemon destroys all earlier sessions of its own kind, name and scope (R5).
+	// Scope is the key prefix of the cluster. It tells apart daemons of several clusters on one Consul. When the store
+	// went back in time, a daemon destroys all earlier sessions of its kind, name and scope (R5).
 	Scope string
-	Mode  SessionMode   // ByCheck when empty
-	TTL   time.Duration // of the check, DefaultTTL when zero, at least 1 s; or of the sessions, at least MinSessionTTL
-	// SessionTTL is the TTL that the sessions have beside the check, at least TTL and MinSessionTTL. The agent cannot pass on that the
-	// check fails when Consul refuses the token; then this ends them, within twice the time.
+	Mode  SessionMode // ByCheck when empty
+	// TTL is of the check, at least 1 s; zero: DefaultTTL. With ByTTL it is of the sessions, at least MinSessionTTL.
+	TTL time.Duration
+	// SessionTTL is the TTL of the sessions, besides the check; at least TTL and MinSessionTTL. If Consul refuses the
+	// agent's token, the agent cannot sync the failing check. Then the sessions still end within twice SessionTTL.
 	SessionTTL time.Duration
 	Meta       map[string]string // of the service
-	// Journal remembers incarnations across restarts, so that the next start deregisters exactly its own (R11). Without one, what a
-	// process that was killed held stays held until its TTL is over.
+	// Journal remembers incarnations across restarts, so that the next start deregisters exactly its own (R11). Without
+	// it, a killed process holds its locks until the TTL is over.
 	Journal Journal
-	// OnEvent is told about sessions taken and lost, and about errors, also from several goroutines at once. The session
-	// is nil when the event is not about one. It may be nil.
+	// OnEvent, if set, is called when a session is taken or lost, and for errors, by several goroutines at once. The
+	// session is nil if the event is about none.
 	OnEvent func(event string, s *Session, err error)
-	// OnRenewed is called each time that the servers have renewed the sessions, and told how often that is. An error is told like one of
-	// renewing, except where it matches ErrRefused, and has it all tried again sooner. It may be nil.
+	// OnRenewed, if set, is called after each renewal, with the interval. After an error both are tried again sooner.
+	// Unless it matches ErrRefused, OnEvent gets it as "renewing the session failed".
 	OnRenewed func(ctx context.Context, s *Session, every time.Duration) error
-	// Stuck reports whether a session ended for a reason that only a person mends. Then the pauses before the next one
-	// grow to 30 s, and end when the token changes. Nil: no reason is such.
+	// Stuck, if set, reports whether a session ended for a reason that only a person can mend. Then the pauses grow to
+	// 30 s, and end when the token changes.
 	Stuck func(err error) bool
 }
 
-// renewEvery is how often the sessions are renewed: often enough that two renewals in a row may fail.
-func (c *SessionConfig) renewEvery() time.Duration { return c.SessionTTL / 3 }
+// renewEvery lets two renewals in a row fail.
+func (s *SessionConfig) renewEvery() time.Duration { return s.SessionTTL / 3 }
 
-// Journal keeps incarnation ids on the daemon's own disk.
+// Journal keeps incarnation ids on the daemon's disk.
 type Journal interface {
-	// Incarnations returns those that may still be registered.
+	// Incarnations returns the ids that may still be registered.
 	Incarnations() ([]string, error)
-	// Add durably records one before it is registered.
+	// Add records an id durably before it is registered.
 	Add(incarnation string) error
-	// Remove forgets one that is deregistered.
+	// Remove forgets an id that was deregistered.
 	Remove(incarnation string) error
 }
 
-// noJournal remembers nothing.
 type noJournal struct{}
 
 // Incarnations implements Journal.
@@ -75,24 +75,23 @@ func (noJournal) Add(string) error { return nil }
 // Remove implements Journal.
 func (noJournal) Remove(string) error { return nil }
 
-// Session is one tenure of a daemon: two Consul sessions on one check of its own incarnation and on the health of its
-// machine. Releasing frees the locks that it holds when it ends; Deleting deletes the keys that it holds.
+// Session is one tenure of a daemon: two Consul sessions. When they end, Consul releases the locks of Releasing, and
+// deletes the keys of Deleting.
 type Session struct {
 	Incarnation string
 	Releasing   string
 	Deleting    string
-	ConsulNode  string // name of the agent that vouches for it; empty with ByTTL
-	vouched     string // id of the token that the agent has for the check; of whoever sends heartbeats
-	created     uint64 // Consul's index at which Releasing was made
+	ConsulNode  string // name of the daemon's local agent; empty with ByTTL
+	vouched     string // id of the token with which the check was registered; used only by the heartbeats
+	created     uint64 // Consul's index at which Releasing was created
 	lossAfter   time.Duration
 
 	mu        sync.Mutex
-	confirmed time.Time     // before the last request that the servers answered
-	asleep    time.Duration // for how long the machine had slept by then since its start
+	confirmed time.Time     // sending time of the last request that the servers answered
+	asleep    time.Duration // asleep() at the time confirmed
 }
 
-// Confirm records that the servers answered, for this session, a request that was sent at the given time: a committed
-// fenced transaction is such an answer.
+// Confirm records that the servers answered a request for this session, such as a transaction with its fence.
 func (s *Session) Confirm(sent time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +100,7 @@ func (s *Session) Confirm(sent time.Time) {
 	}
 }
 
-// Answered is Confirm for a request that did not fail, and returns the error of one that did.
+// Answered confirms the session if err is nil. It returns err.
 func (s *Session) Answered(sent time.Time, err error) error {
 	if err == nil {
 		s.Confirm(sent)
@@ -109,15 +108,15 @@ func (s *Session) Answered(sent time.Time, err error) error {
 	return err
 }
 
-// Left returns for how long the session may be believed in from now on, if the servers do not answer. It is not more than zero when the
-// session counts as lost, which a process that stood still, or whose machine slept, knows before the role's context has ended.
+// Left returns how long the session is valid if the servers do not answer; zero or less: it is lost. After the process
+// was suspended, or its machine slept, Left shows that at once, even before the role's context has ended.
 func (s *Session) Left() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lossAfter - time.Since(s.confirmed) - max(0, asleep()-s.asleep)
 }
 
-// asleep returns for how long the machine has slept since its start: the clock behind time.Since stands still meanwhile, and Consul's does not.
+// asleep returns how long the machine has slept since its boot. time.Since stops meanwhile, Consul's clock does not.
 func asleep() time.Duration {
 	var awake unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) != nil {
@@ -126,8 +125,7 @@ func asleep() time.Duration {
 	return sinceStart() - time.Duration(awake.Nano())
 }
 
-// sinceStart returns how long ago the machine started, time asleep included. It panics if the kernel has no such clock:
-// each Linux since 2.6.39 has (clock_gettime(2)).
+// sinceStart returns the time since boot, including sleep. It panics without this clock, which Linux has since 2.6.39.
 func sinceStart() time.Duration {
 	var all unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &all); err != nil {
@@ -142,25 +140,25 @@ func (s *Session) lastConfirmed() time.Time {
 	return s.confirmed
 }
 
-// ErrWentBack is what a role returns when it saw the store go back in time: sessions of the past may have come back,
-// so RunSession destroys every session that bears the daemon's name before it takes a new one (R5).
+// ErrWentBack is the error of a role that has seen the store go back in time. A restore can bring old sessions back. So
+// RunSession then destroys all sessions of the daemon's name (R5).
 var ErrWentBack = errors.New("the store went back in time")
 
-// ErrUnanswered says that the receiver of a watch, who joins it to ErrWentBack, could not act on what it saw. The next watch
-// says it again.
+// ErrUnanswered is joined to ErrWentBack if the receiver of a watch could not act on the return in time. The next watch
+// of the same keys reports it again.
 var ErrUnanswered = errors.New("not answered yet")
 
-// RunSession holds a session and runs the role under it, again and again, until ctx ends. The role's context ends with
-// cause ErrLost as soon as the servers do not confirm the session any more; the role must return then, and whatever it
-// started must have stopped. When the role returns, the sessions are destroyed, which releases every lock at once.
-// RunSession returns the cause of ctx's end, or an error that another try cannot mend (the journal's, a wrong mode).
+// RunSession holds a session and runs the role under it, again and again, until ctx ends. If the servers do not confirm
+// the session, the role's context ends at once with ErrLost. The role must then stop all that it has started, and
+// return. After that, RunSession destroys the sessions, which releases every lock. It returns the cause of ctx's end,
+// or an error that another try cannot mend: of the journal, or a wrong mode.
 func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(context.Context, *Session) error) error {
 	d, err := c.newDaemon(cfg)
 	if err != nil {
 		return err
 	}
 	pace := newPaces()
-	var relics uint64 // sessions of this name that were created before this index are of the past
+	var relics uint64 // sessions of this name with a lower creation index are old
 	for ctx.Err() == nil {
 		started := time.Now()
 		taken, err := d.oneSession(ctx, relics, role)
@@ -178,7 +176,7 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 		case errors.Is(err, ErrWentBack):
 			relics = math.MaxUint64
 		case errors.As(err, &vanished):
-			relics = max(relics, vanished.created) // it may have vanished before anybody asked for the index
+			relics = max(relics, vanished.created) // the session may have vanished before relics was read
 		}
 		d.OnEvent("session ended", nil, err)
 		if err := pace.pause(ctx, d, time.Since(started), err); err != nil {
@@ -188,7 +186,6 @@ func (c *Client) RunSession(ctx context.Context, cfg SessionConfig, role func(co
 	return context.Cause(ctx)
 }
 
-// daemon is a client that holds the sessions of one daemon.
 type daemon struct {
 	*Client
 	SessionConfig
@@ -219,26 +216,28 @@ func (c *Client) newDaemon(cfg SessionConfig) (*daemon, error) {
 
 type journalError struct{ err error }
 
-func (e *journalError) Error() string { return "incarnation journal: " + e.err.Error() }
-func (e *journalError) Unwrap() error { return e.err }
+func (j *journalError) Error() string { return "incarnation journal: " + j.err.Error() }
+func (j *journalError) Unwrap() error { return j.err }
 
-// vanishedError says that the servers do not know a session any more. Restoring an older snapshot is one reason, and
-// brings sessions of the past back: they are told by having been created before this one. (Watches see a restore only
-// if it changed what they watch, and a role may end before they do.)
+// vanishedError means that the servers do not know a session any more, perhaps because an older snapshot was restored.
+// A restore brings back old sessions. Watches alone may miss it: a watch sees only changes of its own keys, and the
+// role may end before.
 type vanishedError struct {
 	session string
 	created uint64 // index
 }
 
-func (e *vanishedError) Error() string {
-	return fmt.Sprintf("%v: the servers do not know session %s any more", ErrLost, e.session)
+func (v *vanishedError) Error() string {
+	return fmt.Sprintf("%v: the servers do not know session %s any more", ErrLost, v.session)
 }
 
 // Is matches ErrLost.
-func (e *vanishedError) Is(target error) bool { return target == ErrLost }
+func (v *vanishedError) Is(target error) bool { return target == ErrLost }
 
-// oneSession runs the role in one tenure. taken says whether it came to that.
-func (d *daemon) oneSession(ctx context.Context, relics uint64, role func(context.Context, *Session) error) (taken bool, err error) {
+// oneSession runs the role in one tenure. taken: the session was created, and the role ran.
+func (d *daemon) oneSession(ctx context.Context, relics uint64,
+	role func(context.Context, *Session) error,
+) (taken bool, err error) {
 	if err := d.retireIncarnations(ctx); err != nil {
 		return false, err
 	}
@@ -260,7 +259,7 @@ func (d *daemon) oneSession(ctx context.Context, relics uint64, role func(contex
 	}
 	d.OnEvent("session taken", s, nil)
 
-	// The heartbeat outlives the role: its locks must hold until its workers have stopped.
+	// The heartbeat outlives the role, because locks must be held until the role's workers have stopped.
 	beatCtx, stopBeat := context.WithCancel(context.WithoutCancel(ctx))
 	leaseCtx, endLease := context.WithCancelCause(ctx)
 	var side errgroup.Group
@@ -286,11 +285,11 @@ func (d *daemon) oneSession(ctx context.Context, relics uint64, role func(contex
 	}
 	endLease(nil)
 	stopBeat()
-	_ = side.Wait() // both always return nil
+	_ = side.Wait() // the functions always return nil
 	return true, err
 }
 
-// heartbeat keeps the check passing at the local agent. It proves nothing: see confirm.
+// heartbeat keeps the check passing at the local agent. It proves nothing about the session; confirm does.
 func (d *daemon) heartbeat(ctx context.Context, s *Session) {
 	ticker := time.NewTicker(d.TTL / 4)
 	defer ticker.Stop()
@@ -298,7 +297,8 @@ func (d *daemon) heartbeat(ctx context.Context, s *Session) {
 		callCtx, cancel := context.WithTimeout(ctx, d.TTL)
 		err := d.vouch(callCtx, s)
 		if err == nil {
-			err = d.live.Agent().UpdateTTLOpts(d.checkID(s.Incarnation), "", api.HealthPassing, new(api.QueryOptions).WithContext(callCtx))
+			err = d.live.Agent().UpdateTTLOpts(d.checkID(s.Incarnation), "", api.HealthPassing,
+				new(api.QueryOptions).WithContext(callCtx))
 		}
 		cancel()
 		if err != nil && ctx.Err() == nil {
@@ -312,37 +312,33 @@ func (d *daemon) heartbeat(ctx context.Context, s *Session) {
 	}
 }
 
-// lossAfter is how long after the last confirmation a session counts as lost. The confirming query takes TTL/2.
+// lossAfter is how long after its last confirmation a session is lost. The query of confirm takes TTL/2.
 func lossAfter(ttl time.Duration) time.Duration { return ttl + ttl/2 }
 
-// confirm asks the servers for the session in a standing query. It returns nil when ctx ends, and ErrLost when the
-// session is gone or nobody confirmed it in time.
+// confirm asks the servers for the session in blocking queries. It returns nil when ctx ends, and ErrLost when the
+// session is gone or was not confirmed in time.
 func (d *daemon) confirm(ctx context.Context, s *Session) error {
 	var index uint64
 	for {
 		deadline := s.lastConfirmed().Add(lossAfter(d.TTL))
 		queryCtx, cancel := context.WithDeadline(ctx, deadline)
-		opts := &api.QueryOptions{WaitIndex: index, WaitTime: d.TTL / 2}
-		sent := time.Now()
-		entry, meta, err := d.live.Session().Info(s.Releasing, opts.WithContext(queryCtx))
+		_, next, err := d.info(queryCtx, s, &api.QueryOptions{WaitIndex: index, WaitTime: d.TTL / 2})
 		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // the end of ctx is no loss
-		case err == nil && entry == nil && d.hidden(meta):
-			return fmt.Errorf("%w: read session %s: %w", ErrLost, s.Releasing, ErrFiltered)
-		case err == nil && entry == nil:
-			return &vanishedError{session: s.Releasing, created: s.created}
+		case errors.Is(err, ErrLost):
+			return err
+		case err == nil && next >= index:
+			index = next
+			continue
 		case err == nil:
-			s.Confirm(sent)
-			index = meta.LastIndex
-			if meta.LastIndex < opts.WaitIndex {
-				index = 0
-			}
+			index = 0
 			continue
 		}
 		if left := s.Left(); left <= 0 {
-			return fmt.Errorf("%w: no server confirmed session %s for %s: %w", ErrLost, s.Releasing, (s.lossAfter - left).Round(time.Millisecond), err)
+			return fmt.Errorf("%w: no server confirmed session %s for %s: %w", ErrLost, s.Releasing,
+				(s.lossAfter - left).Round(time.Millisecond), err)
 		}
 		index = 0
 		if wait.Pause(ctx, d.TTL/20) != nil {

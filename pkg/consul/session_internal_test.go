@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// A machine that slept has its session no longer, though no timer knows; the servers' next answer tells.
+// After the machine slept for long, Left shows that the session is lost, although no timer has fired. An answer of the
+// servers confirms it again.
 func TestLeftAfterTheMachineSlept(t *testing.T) {
 	t.Parallel()
 	s := Session{lossAfter: time.Minute}
@@ -13,7 +14,7 @@ func TestLeftAfterTheMachineSlept(t *testing.T) {
 	if left := s.Left(); left <= 30*time.Second || left > time.Minute {
 		t.Errorf("%s left of %s", left, s.lossAfter)
 	}
-	s.asleep -= time.Hour // it has slept since
+	s.asleep -= time.Hour // the machine has slept for an hour since
 	if left := s.Left(); left > -50*time.Minute {
 		t.Errorf("%s left after an hour", left)
 	}

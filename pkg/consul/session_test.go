@@ -18,44 +18,43 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// memJournal is a journal that outlives RunSession, as the disk does.
+// memJournal outlives RunSession, like a journal on disk.
 type memJournal struct {
 	mu      sync.Mutex
 	known   []string
-	added   []string // ever
-	fail    error    // what every call returns
+	added   []string // all ids that were ever added
+	fail    error    // the error that each call returns
 	failAdd error
 }
 
-func (j *memJournal) Incarnations() ([]string, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return slices.Clone(j.known), j.fail
+func (m *memJournal) Incarnations() ([]string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.known), m.fail
 }
 
-func (j *memJournal) Add(incarnation string) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if err := errors.Join(j.fail, j.failAdd); err != nil {
+func (m *memJournal) Add(incarnation string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := errors.Join(m.fail, m.failAdd); err != nil {
 		return err
 	}
-	j.known, j.added = append(j.known, incarnation), append(j.added, incarnation)
+	m.known, m.added = append(m.known, incarnation), append(m.added, incarnation)
 	return nil
 }
 
-func (j *memJournal) Remove(incarnation string) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.known = slices.DeleteFunc(j.known, func(s string) bool { return s == incarnation })
-	return j.fail
+func (m *memJournal) Remove(incarnation string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.known = slices.DeleteFunc(m.known, func(s string) bool { return s == incarnation })
+	return m.fail
 }
 
-func (j *memJournal) left() []string {
-	known, _ := j.Incarnations()
+func (m *memJournal) left() []string {
+	known, _ := m.Incarnations()
 	return known
 }
 
-// daemon runs RunSession with a role that reports its tenures and then waits for its context's end.
 type daemon struct {
 	cfg     consul.SessionConfig
 	journal *memJournal
@@ -71,7 +70,6 @@ type tenure struct {
 	fence consul.Fence
 }
 
-// startDaemon runs a daemon that takes a lock in each tenure.
 func startDaemon(t *testing.T, c *consul.Client, lock string, cfg consul.SessionConfig, journal *memJournal) *daemon {
 	t.Helper()
 	d := &daemon{journal: journal, tenures: make(chan tenure, 10), ends: make(chan error, 10)}
@@ -120,9 +118,13 @@ func serviceIDs(t *testing.T, raw *api.Client, name string) []string {
 func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
-	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: 5 * time.Second, Meta: map[string]string{"nonce": "n1"}}, &memJournal{})
+	d := startDaemon(t, c, prefix+"lock",
+		consul.SessionConfig{TTL: 5 * time.Second, Meta: map[string]string{"nonce": "n1"}}, &memJournal{})
 	s := receive(t, d.tenures)
-	for id, behavior := range map[string]string{s.Releasing: api.SessionBehaviorRelease, s.Deleting: api.SessionBehaviorDelete} {
+	for id, behavior := range map[string]string{
+		s.Releasing: api.SessionBehaviorRelease,
+		s.Deleting:  api.SessionBehaviorDelete,
+	} {
 		entry, _, err := raw.Session().Info(id, nil)
 		if err != nil || entry == nil {
 			t.Fatalf("session %q: %v", id, err)
@@ -133,7 +135,8 @@ func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 			t.Errorf("session %+v", entry)
 		}
 	}
-	if ids := serviceIDs(t, raw, s.Incarnation); len(ids) != 1 || !slices.Equal(d.journal.left(), []string{s.Incarnation}) {
+	if ids := serviceIDs(t, raw, s.Incarnation); len(ids) != 1 ||
+		!slices.Equal(d.journal.left(), []string{s.Incarnation}) {
 		t.Errorf("registered %v, journal %v", ids, d.journal.left())
 	}
 	consultest.Eventually(t, patience, func() error {
@@ -149,7 +152,7 @@ func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 	if !errors.Is(d.result, errTestDone) {
 		t.Errorf("RunSession returned %v", d.result)
 	}
-	// Nothing has to expire: all of it is gone when RunSession returns.
+	// Locks, keys, service and sessions need not expire.
 	if got := get(t, c, prefix+"lock"); got.Session != "" {
 		t.Errorf("the lock is still held by %s", got.Session)
 	}
@@ -166,7 +169,7 @@ func TestRunSessionTakesTwoSessionsAndEndsCleanly(t *testing.T) {
 	}
 }
 
-// busyTTL is a TTL that a busy machine does not overrun where a test is about a session that lasts.
+// busyTTL is long enough that no session ends on a busy machine.
 const busyTTL = 5 * time.Second
 
 func TestRunSessionOutlivesItsTTL(t *testing.T) {
@@ -211,13 +214,14 @@ func TestRunSessionIsLostWhenDestroyedByHand(t *testing.T) {
 		t.Errorf("journal: %v, want the second incarnation", left)
 	}
 	sessionGone(t, raw, first.Deleting)
-	// A session that vanished may mean a restore, which brings older ones back (R5). Those are ended; a newer one is
-	// another daemon's that bears the same name by mistake, and two of them must not end each other for ever.
+	// A session may have vanished in a restore, which brings older sessions back (R5), so these are ended. A newer one
+	// belongs to another daemon with the same name. If it were ended too, the two would end each other's sessions for
+	// ever.
 	sessionGone(t, raw, older)
 	sessionAlive(t, raw, newer)
 }
 
-// A session that vanishes before the servers have confirmed it once is like any other: what bears its name and is older goes.
+// Older sessions of the name are ended even if the session vanishes before its first confirmation.
 func TestRunSessionIsLostBeforeItsFirstConfirmation(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []consul.SessionMode{consul.ByCheck, consul.ByTTL} {
@@ -243,7 +247,8 @@ func TestRunSessionIsLostBeforeItsFirstConfirmation(t *testing.T) {
 				namesake.Name += "/older"
 			}
 			older := rawSession(t, raw, namesake)
-			d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: 20 * time.Second, Mode: mode, Name: name}, &memJournal{})
+			d := startDaemon(t, c, prefix+"lock",
+				consul.SessionConfig{TTL: 20 * time.Second, Mode: mode, Name: name}, &memJournal{})
 			first := receive(t, d.tenures)
 			if _, err := raw.Session().Destroy(first.Releasing, nil); err != nil {
 				t.Fatal(err)
@@ -257,7 +262,7 @@ func TestRunSessionIsLostBeforeItsFirstConfirmation(t *testing.T) {
 	}
 }
 
-// Both ways in which the servers' word stops coming: connections that are cut, and an agent that is paused.
+// A session is lost without answers, because connections are cut or the agent is paused.
 func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	for name, v := range map[string]consultest.Verdict{"cut": consultest.CutBefore, "paused": consultest.Stall} {
@@ -267,16 +272,17 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 			p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 			c := clientOf(t, consul.Config{Address: p.Addr, CallTimeout: time.Second})
 			const ttl = 4 * time.Second
-			d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{TTL: ttl, Name: strings.ReplaceAll(t.Name(), "/", "-")}, &memJournal{})
+			d := startDaemon(t, c, prefix+"lock",
+				consul.SessionConfig{TTL: ttl, Name: strings.ReplaceAll(t.Name(), "/", "-")}, &memJournal{})
 			first := receive(t, d.tenures)
 			p.Set(consultest.Always(v))
 			cut := time.Now()
 			if err := receive(t, d.ends); !errors.Is(err, consul.ErrLost) {
 				t.Fatalf("the tenure ended with %v", err)
 			}
-			// The last confirmation was sent at most TTL/2 before its answer, so that the end comes a TTL after the cut
-			// at the earliest, and 1.5 TTL after it at the latest. A busy machine may be late with both. Were one answer
-			// that fails the end, it would come within TTL/2.
+			// The last confirmation was sent at most TTL/2 before its answer, so the tenure ends between TTL and 1.5
+			// TTL after the cut, or later on a busy machine. If the first failed answer ended it, it would end within
+			// TTL/2.
 			took := time.Since(cut)
 			t.Logf("ended %s after the last answer", took.Round(time.Millisecond))
 			if took < ttl*3/4 || took > 5*ttl {
@@ -294,11 +300,11 @@ func TestRunSessionIsLostWithoutAnswers(t *testing.T) {
 	}
 }
 
-// Calls that take every connection and hang do not cost the session: its liveness has connections of its own.
+// Calls that hang and take all connections do not end the session, because its liveness has its own connections.
 func TestASessionOutlivesCallsThatHang(t *testing.T) {
 	t.Parallel()
 	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
-	var asked atomic.Int32 // about the session
+	var asked atomic.Int32 // requests about the session
 	p.Set(func(r *http.Request) consultest.Verdict {
 		if strings.HasPrefix(r.URL.Path, "/v1/kv/") {
 			return consultest.Stall
@@ -313,14 +319,14 @@ func TestASessionOutlivesCallsThatHang(t *testing.T) {
 		func(role context.Context, _ *consul.Session) error {
 			defer cancel()
 			for range 32 {
-				hanging.Go(func() { _, _ = c.Keys(ctx, "nothing/") }) // it fails when the test is over
+				hanging.Go(func() { _, _ = c.Keys(ctx, "nothing/") }) // the call fails at the end of the test
 			}
 			started := asked.Load()
 			deadline := time.NewTimer(patience)
 			defer deadline.Stop()
 			ticker := time.NewTicker(10 * time.Millisecond)
 			defer ticker.Stop()
-			for asked.Load() < started+12 { // two TTLs of queries and heartbeats at the least
+			for asked.Load() < started+12 { // queries and heartbeats of at least two TTLs
 				select {
 				case <-role.Done():
 					t.Errorf("the session was lost: %v", context.Cause(role))
@@ -339,7 +345,7 @@ func TestASessionOutlivesCallsThatHang(t *testing.T) {
 	}
 }
 
-// A committed fenced transaction is an answer of the servers: it keeps the tenure although the standing query fails.
+// A committed transaction with the fence confirms the session, although the queries about it fail.
 func TestConfirmKeepsTheTenure(t *testing.T) {
 	t.Parallel()
 	_, _, prefix := setup(t)
@@ -376,21 +382,20 @@ func TestConfirmKeepsTheTenure(t *testing.T) {
 	}
 }
 
-// A daemon that was killed cannot give anything up. Its successor finds the incarnation in the journal and gets the
-// locks at once, a long TTL notwithstanding.
+// A killed daemon cannot release its locks. The next run ends its sessions by the journal, and gets the locks at once.
 func TestRunSessionRetiresAKilledIncarnation(t *testing.T) {
 	t.Parallel()
 	direct, raw, prefix := setup(t)
 	journal := &memJournal{}
 	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
-	killed := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock", consul.SessionConfig{TTL: time.Minute}, journal)
+	killed := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock",
+		consul.SessionConfig{TTL: time.Minute}, journal)
 	first := receive(t, killed.tenures)
 	p.Set(consultest.Always(consultest.CutBefore))
 	killed.stop()
 	if got := get(t, direct, prefix+"lock"); got.Session != first.Releasing {
 		t.Fatalf("the test's kill released the lock: %+v", got)
 	}
-	// One more that never got as far as registering.
 	if err := journal.Add("neverregistered"); err != nil {
 		t.Fatal(err)
 	}
@@ -423,7 +428,6 @@ func TestRunSessionEndsWhenTheJournalFails(t *testing.T) {
 			t.Errorf("%s: RunSession returned %v", name, err)
 		}
 	}
-	// It fails while a role runs: the next tenure is not taken.
 	journal := &memJournal{}
 	err := c.RunSession(t.Context(), consul.SessionConfig{Kind: "farm", Name: t.Name(), Journal: journal},
 		func(context.Context, *consul.Session) error {
@@ -437,12 +441,14 @@ func TestRunSessionEndsWhenTheJournalFails(t *testing.T) {
 	}
 }
 
-// The locks are given up even where the agent does not deregister the service; the journal keeps what is left to do.
+// RunSession releases the locks even if the agent does not deregister the service. The journal keeps the incarnation
+// for the next start.
 func TestRunSessionReleasesWithoutDeregistering(t *testing.T) {
 	t.Parallel()
 	direct, _, prefix := setup(t)
 	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
-	d := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock", consul.SessionConfig{TTL: time.Minute}, &memJournal{})
+	d := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock",
+		consul.SessionConfig{TTL: time.Minute}, &memJournal{})
 	s := receive(t, d.tenures)
 	p.Set(func(r *http.Request) consultest.Verdict {
 		if strings.HasPrefix(r.URL.Path, "/v1/agent/service/deregister/") {
@@ -464,7 +470,7 @@ func TestRunSessionReleasesWithoutDeregistering(t *testing.T) {
 	}
 }
 
-// ErrWentBack makes the next tenure begin with the end of every session that bears the daemon's name, and of no other.
+// After ErrWentBack, RunSession destroys only the sessions with the daemon's name before the next tenure.
 func TestRunSessionPurgesAfterARegression(t *testing.T) {
 	t.Parallel()
 	_, raw, _ := setup(t)
@@ -472,7 +478,10 @@ func TestRunSessionPurgesAfterARegression(t *testing.T) {
 		return &api.SessionEntry{Name: "rcfarm/farm/" + of, LockDelay: time.Millisecond}
 	}
 	mine, longer := rawSession(t, raw, name(t.Name()+"@a/")), rawSession(t, raw, name(t.Name()+"@a/b/"))
-	others := []string{longer, rawSession(t, raw, name(t.Name()+"x@a/")), rawSession(t, raw, name(t.Name()+"@b/")), rawSession(t, raw, name(t.Name()))}
+	others := []string{
+		longer, rawSession(t, raw, name(t.Name()+"x@a/")), rawSession(t, raw, name(t.Name()+"@b/")),
+		rawSession(t, raw, name(t.Name())),
+	}
 	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	c := clientOf(t, consul.Config{Address: p.Addr})
 	tenures := 0
@@ -485,7 +494,7 @@ func TestRunSessionPurgesAfterARegression(t *testing.T) {
 			if entry, _, err := raw.Session().Info(mine, nil); err != nil || entry == nil {
 				t.Errorf("an ordinary start destroyed a session of an unknown incarnation: %v", err)
 			}
-			// The next try to begin fails; the purge must not be forgotten over that.
+			// RunSession must still destroy the old sessions later.
 			failures := 2
 			p.Set(func(r *http.Request) consultest.Verdict {
 				if r.URL.Path == "/v1/session/list" && failures > 0 {
@@ -509,12 +518,12 @@ func TestRunSessionPurgesAfterARegression(t *testing.T) {
 	if !errors.Is(err, errTestDone) || tenures != 2 {
 		t.Errorf("RunSession returned %v after %d tenures", err, tenures)
 	}
-	for _, session := range others { // of another name, of another cluster, and of a daemon that names none
+	for _, session := range others { // sessions of another name, of another cluster, and without a cluster
 		sessionAlive(t, raw, session)
 	}
 }
 
-// What the role started has stopped when it returns; only then are the locks given up.
+// RunSession releases the locks only when the role has returned, and so all that it started has stopped.
 func TestRunSessionKeepsTheLockUntilTheRoleReturns(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -528,7 +537,6 @@ func TestRunSessionKeepsTheLockUntilTheRoleReturns(t *testing.T) {
 		}
 		cancel(errTestDone)
 		<-ctx.Done()
-		// Draining takes longer than the TTL.
 		drained := time.Now()
 		consultest.Eventually(t, patience, func() error {
 			if took := time.Since(drained); took < ttl*3/2 {

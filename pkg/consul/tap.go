@@ -13,34 +13,31 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// Lists and answers of transactions are most of what a farm reads, and encoding/json goes over each of them three times: to find its
-// end, to check it, and to fill structures by reflection. A tap takes the pairs out of the body in one pass, and leaves an empty answer
-// of the same kind for the API client to decode. Whatever the tap does not understand it leaves to the API client.
+// encoding/json goes over each answer three times. A tap takes the pairs out of the body in one pass, and gives the API
+// client an empty answer to decode. If it cannot parse a body, the API client gets the whole body. A list of 625 bells
+// takes 0.50 ms with a tap, and 1.95 ms without one (BenchmarkTap). change/among-10000/p50-times-among-10 was 1.98 to
+// 2.63 without a tap, and is 1.59 to 1.97 with it. The goal is 2.
 
-// tap receives the pairs of one answer.
 type tap struct {
-	blind bool // nobody wants the pairs of a transaction, only that it was carried out
 	pairs []*api.KVPair
-	took  bool // the answer was understood, and pairs is all of it, unless it is blind
+	took  bool // the answer was parsed, and pairs has all its pairs
 }
 
 type tapKey struct{}
 
-// tapped returns a context whose answer of pairs goes to the tap.
+// tapped returns a context for one request, and the tap that receives the answer.
 func tapped(ctx context.Context) (context.Context, *tap) {
 	t := &tap{}
 	return context.WithValue(ctx, tapKey{}, t), t
 }
 
-// taps is the transport that serves them.
 type taps struct{ next http.RoundTripper }
 
-// bodies are buffers for answers. Those of large answers are left to the garbage collector.
 var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-const keptBody = 1 << 20 // bytes
+const keptBody = 1 << 20 // bytes; larger buffers are not reused
 
-// RoundTrip sends the request, and serves the tap of its context.
+// RoundTrip fills the tap of the request's context.
 func (t taps) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := t.next.RoundTrip(req)
 	sink, _ := req.Context().Value(tapKey{}).(*tap)
@@ -53,8 +50,9 @@ func (t taps) RoundTrip(req *http.Request) (*http.Response, error) {
 		buf.Grow(int(min(n, keptBody)))
 	}
 	if _, err := buf.ReadFrom(resp.Body); err != nil {
-		resp.Body = readCloser{io.MultiReader(buf, failing{err}), resp.Body} // the API client meets the error where it was
-		return resp, nil                                                     //nolint:nilerr // the body bears it
+		// The API client gets the error at the same place.
+		resp.Body = readCloser{io.MultiReader(buf, failing{err}), resp.Body}
+		return resp, nil //nolint:nilerr // the body returns it
 	}
 	rest := sink.take(buf.Bytes())
 	if rest == nil {
@@ -77,19 +75,15 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// Empty answers of the two kinds.
 var (
 	noPairs   = []byte(`[]`)
 	noResults = []byte(`{}`)
 )
 
-// take parses a whole answer. It returns the empty answer that is left, or nil when it does not understand it.
+// take returns the empty answer for the API client, or nil if it cannot parse the whole body.
 func (t *tap) take(body []byte) (left []byte) {
 	s := scanner{b: body}
 	switch {
-	case t.blind && s.resultsAlone():
-		t.took = true
-		return noResults
 	case s.next('['):
 		t.pairs, left = s.list(s.pair), noPairs
 	case s.next('{'):
@@ -103,7 +97,7 @@ func (t *tap) take(body []byte) (left []byte) {
 	return left
 }
 
-// scanner reads JSON from left to right. After the first thing that it does not understand it is bad, and what it returns means nothing.
+// scanner reads JSON from left to right. If it cannot parse something, it sets bad, and its results are not valid.
 type scanner struct {
 	b   []byte
 	i   int
@@ -121,7 +115,6 @@ func (s *scanner) space() {
 	}
 }
 
-// next passes by a character if it comes next.
 func (s *scanner) next(c byte) bool {
 	if s.space(); s.i < len(s.b) && s.b[s.i] == c {
 		s.i++
@@ -136,7 +129,7 @@ func (s *scanner) must(c byte) {
 	}
 }
 
-// list reads the rest of an array. An element without a pair (nil) is left out.
+// list reads the rest of an array, without elements that have no pair (nil).
 func (s *scanner) list(element func() *api.KVPair) []*api.KVPair {
 	var pairs []*api.KVPair
 	if s.next(']') {
@@ -154,7 +147,7 @@ func (s *scanner) list(element func() *api.KVPair) []*api.KVPair {
 	return nil
 }
 
-// object reads the rest of an object, and has each of its fields read by value.
+// object reads the rest of an object, and calls value to read each field.
 func (s *scanner) object(value func(name []byte)) {
 	if s.next('}') {
 		return
@@ -173,7 +166,7 @@ func (s *scanner) object(value func(name []byte)) {
 	}
 }
 
-// results reads the rest of a transaction's answer. Errors come with another status than the one that is tapped.
+// results reads the rest of a transaction's answer. One with errors has another status and no tap.
 func (s *scanner) results() (pairs []*api.KVPair) {
 	seen := false
 	s.object(func(name []byte) {
@@ -191,18 +184,6 @@ func (s *scanner) results() (pairs []*api.KVPair) {
 	return pairs
 }
 
-// resultsAlone reports whether the body looks like that of a transaction which was carried out, without reading it. Where it does not, the
-// scanner has not moved.
-func (s *scanner) resultsAlone() bool {
-	try := *s
-	try.must('{')
-	name := try.quoted()
-	try.must(':')
-	try.must('[')
-	return !try.bad && string(name) == "Results" && bytes.HasSuffix(bytes.TrimRight(s.b, " \t\r\n"), []byte("}"))
-}
-
-// result reads one result of a transaction.
 func (s *scanner) result() (p *api.KVPair) {
 	s.must('{')
 	s.object(func(name []byte) {
@@ -218,7 +199,6 @@ func (s *scanner) result() (p *api.KVPair) {
 	return p
 }
 
-// pair reads one pair.
 func (s *scanner) pair() *api.KVPair {
 	p := &api.KVPair{}
 	s.must('{')
@@ -247,10 +227,13 @@ func (s *scanner) pair() *api.KVPair {
 	return p
 }
 
-var pairFields = []string{"Key", "Session", "Value", "Flags", "LockIndex", "CreateIndex", "ModifyIndex", "Namespace", "Partition"}
+var pairFields = []string{
+	"Key", "Session", "Value", "Flags", "LockIndex", "CreateIndex", "ModifyIndex",
+	"Namespace", "Partition",
+}
 
-// other passes by the value of a field that nobody asked for. One that is called like a field which is read, but for capitals, is not
-// understood: encoding/json would take it.
+// other skips the value of a field that is not needed. encoding/json would use a field that differs from a needed one
+// only in case, so such an answer is bad.
 func (s *scanner) other(name []byte, fields ...string) {
 	for _, f := range fields {
 		if bytes.EqualFold(name, []byte(f)) {
@@ -261,7 +244,6 @@ func (s *scanner) other(name []byte, fields ...string) {
 	s.skip()
 }
 
-// null passes by a null if it comes next.
 func (s *scanner) null() bool {
 	if s.space(); bytes.HasPrefix(s.b[s.i:], []byte("null")) {
 		s.i += len("null")
@@ -281,7 +263,7 @@ func (s *scanner) number() uint64 {
 	return n
 }
 
-// quoted reads a text. It is part of the body unless something in it was escaped.
+// quoted returns a part of the body if the text is plain, else a copy.
 func (s *scanner) quoted() []byte {
 	if s.must('"'); s.bad {
 		return nil
@@ -302,8 +284,8 @@ func (s *scanner) quoted() []byte {
 			return []byte(unescaped)
 		case c == '\\':
 			plain = false
-			s.i++ // whatever it is, it does not end the text
-		case c < ' ' || c >= 0x80: // the former is not allowed; the latter may not be UTF-8
+			s.i++ // an escaped character does not end the text
+		case c < ' ' || c >= 0x80: // control characters are not allowed, and the rest may not be UTF-8
 			plain = false
 		}
 	}
@@ -311,7 +293,6 @@ func (s *scanner) quoted() []byte {
 	return nil
 }
 
-// base64 reads a value; null is none.
 func (s *scanner) base64() []byte {
 	if s.null() {
 		return nil
@@ -326,7 +307,6 @@ func (s *scanner) base64() []byte {
 	return value[:n]
 }
 
-// skip passes by one value of any kind.
 func (s *scanner) skip() {
 	s.space()
 	d := json.NewDecoder(bytes.NewReader(s.b[s.i:]))

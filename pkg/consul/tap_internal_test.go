@@ -17,9 +17,12 @@ import (
 
 const onePair = `{"LockIndex":2,"Key":"a/b","Flags":7,"Value":"aGVsbG8=","Session":"s","CreateIndex":3,"ModifyIndex":18446744073709551615}`
 
-var one = &api.KVPair{LockIndex: 2, Key: "a/b", Flags: 7, Value: []byte("hello"), Session: "s", CreateIndex: 3, ModifyIndex: 18446744073709551615}
+var one = &api.KVPair{
+	LockIndex: 2, Key: "a/b", Flags: 7, Value: []byte("hello"), Session: "s", CreateIndex: 3,
+	ModifyIndex: 18446744073709551615,
+}
 
-// What the tap understands it understands as encoding/json does; the rest it leaves alone.
+// The tap finds the same pairs as encoding/json, or leaves the answer to the API client.
 func TestTap(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -29,12 +32,24 @@ func TestTap(t *testing.T) {
 	}{
 		{"no pairs", ` [ ] `, nil, `[]`},
 		{"a pair", `[` + onePair + `]`, []*api.KVPair{one}, `[]`},
-		{"indented, as in dev mode", "[\n    {\n        \"Key\": \"k\",\n        \"Value\": null\n    },\n {}]\n", []*api.KVPair{{Key: "k"}, {}}, `[]`},
+		{
+			"indented, as in dev mode", "[\n    {\n        \"Key\": \"k\",\n        \"Value\": null\n    },\n {}]\n",
+			[]*api.KVPair{{Key: "k"}, {}},
+			`[]`,
+		},
 		{"an empty value", `[{"Key":"k","Value":""}]`, []*api.KVPair{{Key: "k", Value: []byte{}}}, `[]`},
 		{"escaped", `[{"Key":"\u003ca\"\\\u003e"}]`, []*api.KVPair{{Key: `<a"\>`}}, `[]`},
 		{"no UTF-8", "[{\"Key\":\"\xff\"}]", []*api.KVPair{{Key: "\ufffd"}}, `[]`},
-		{"unknown fields", `[{"More":{"a":[1,"}"]},"Key":"k","Partition":"p","New":null}]`, []*api.KVPair{{Key: "k"}}, `[]`},
-		{"a transaction", `{"Results":[{"KV":` + onePair + `},{"Node":{}},{"KV":null}],"Errors":null,"Index":9}`, []*api.KVPair{one}, `{}`},
+		{
+			"unknown fields", `[{"More":{"a":[1,"}"]},"Key":"k","Partition":"p","New":null}]`,
+			[]*api.KVPair{{Key: "k"}},
+			`[]`,
+		},
+		{
+			"a transaction", `{"Results":[{"KV":` + onePair + `},{"Node":{}},{"KV":null}],"Errors":null,"Index":9}`,
+			[]*api.KVPair{one},
+			`{}`,
+		},
 		{"a transaction without results", `{"Results":null,"Errors":[]}`, nil, `{}`},
 		{"a transaction of nothing", `{}`, nil, `{}`},
 	} {
@@ -47,9 +62,12 @@ func TestTap(t *testing.T) {
 		}
 	}
 	for _, body := range []string{
-		``, `null`, `[`, `[{]`, `[{}`, `[{},]`, `[null]`, `[{}]x`, `{`, `{"Results":[}`, `{"Results":[{"KV":{},"KV":{}}]}`, `{"Results":[],"Results":[]}`,
-		`[{"Key":"k" "Flags":1}]`, `[{"Key":1}]`, `[{"Key":null}]`, `[{"Key":"k]`, `[{"Key":"\x"}]`, `[{"Value":"a"}]`, `[{"Value":"a`, `[{"key":"k"}]`,
-		`[{"Flags":01}]`, `[{"Flags":-1}]`, `[{"Flags":18446744073709551616}]`, `[{"Flags":1e3}]`, `[{"New":}]`, `{"results":[]}`, `{"Results":[{"kv":{}}]}`,
+		``, `null`, `[`, `[{]`, `[{}`, `[{},]`, `[null]`, `[{}]x`, `{`, `{"Results":[}`,
+		`{"Results":[{"KV":{},"KV":{}}]}`, `{"Results":[],"Results":[]}`,
+		`[{"Key":"k" "Flags":1}]`, `[{"Key":1}]`, `[{"Key":null}]`, `[{"Key":"k]`, `[{"Key":"\x"}]`, `[{"Value":"a"}]`,
+		`[{"Value":"a`, `[{"key":"k"}]`,
+		`[{"Flags":01}]`, `[{"Flags":-1}]`, `[{"Flags":18446744073709551616}]`, `[{"Flags":1e3}]`, `[{"New":}]`,
+		`{"results":[]}`, `{"Results":[{"kv":{}}]}`,
 		`[{"Key"}]`, "[{\"Key\":\"a\nb\"}]",
 	} {
 		tp := &tap{}
@@ -59,27 +77,11 @@ func TestTap(t *testing.T) {
 	}
 }
 
-// Who wants no pairs is told whether a transaction was carried out. What may be something else is left to the API client.
-func TestABlindTap(t *testing.T) {
-	t.Parallel()
-	for body, took := range map[string]bool{
-		`{"Results":[{"KV":` + onePair + `}],"Errors":null}`:   true,
-		"{\n    \"Results\": [\n {}\n ]\n}\n":                  true,
-		`{"Results":[{"KV":` + onePair + `}],"Errors"`:         false,
-		`{"Errors":[{"OpIndex":1,"What":"no"}],"Results":[]}x`: false,
-		`{"Results":null`: false,
-		`<html>{}`:        false,
-		``:                false,
-	} {
-		tp := &tap{blind: true}
-		if left := tp.take([]byte(body)); tp.took != took || tp.pairs != nil || took && string(left) != `{}` || !took && left != nil {
-			t.Errorf("%s: left %q, took %v, pairs %v", body, left, tp.took, tp.pairs)
-		}
-	}
-}
-
 func FuzzTap(f *testing.F) {
-	for _, seed := range []string{`[]`, `[` + onePair + `,{}]`, `{"Results":[{"KV":` + onePair + `}],"Errors":null}`, `[{"Key":"\u0000","New":[{}]}]`} {
+	for _, seed := range []string{
+		`[]`, `[` + onePair + `,{}]`, `{"Results":[{"KV":` + onePair + `}],"Errors":null}`,
+		`[{"Key":"\u0000","New":[{}]}]`,
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -101,7 +103,7 @@ func FuzzTap(f *testing.F) {
 			}
 		}
 		for _, p := range want {
-			p.Namespace, p.Partition = "", "" // nobody reads them
+			p.Namespace, p.Partition = "", "" // no program reads them
 		}
 		if err != nil {
 			t.Fatalf("%q was understood; encoding/json says %v", body, err)
@@ -112,7 +114,6 @@ func FuzzTap(f *testing.F) {
 	})
 }
 
-// answering is a transport with one answer.
 type answering struct {
 	status int
 	body   io.Reader
@@ -122,7 +123,8 @@ func (a answering) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: a.status, ContentLength: -1, Body: io.NopCloser(a.body)}, nil
 }
 
-// What was not asked for, is no success or is not understood reaches the API client as it came; an answer that breaks off is no answer.
+// The API client gets an answer unchanged if no tap was set, if the status is not 200, or if the tap cannot parse it.
+// If an answer breaks off, the API client gets the error.
 func TestTapsLeaveOthersAlone(t *testing.T) {
 	t.Parallel()
 	list := `[` + onePair + `]`
@@ -137,7 +139,11 @@ func TestTapsLeaveOthersAlone(t *testing.T) {
 		{"not asked for", false, answering{200, strings.NewReader(list)}, list, false},
 		{"refused", true, answering{409, strings.NewReader(list)}, list, false},
 		{"not understood", true, answering{200, strings.NewReader(`[1]`)}, `[1]`, false},
-		{"broken off", true, answering{200, io.MultiReader(strings.NewReader(list), iotest.ErrReader(errors.New("reset")))}, list, true},
+		{
+			"broken off", true,
+			answering{200, io.MultiReader(strings.NewReader(list), iotest.ErrReader(errors.New("reset")))},
+			list, true,
+		},
 	} {
 		ctx := t.Context()
 		if tt.asked {
@@ -164,7 +170,10 @@ func TestTapsLeaveOthersAlone(t *testing.T) {
 func BenchmarkTap(b *testing.B) {
 	var list []*api.KVPair
 	for i := range 625 {
-		list = append(list, &api.KVPair{Key: fmt.Sprintf("rcfarm/bells/7/01k3z8q4x5v9f2n7b6m1c0%04d", i), Value: []byte("01K3Z8Q4X5V9F2N7B6M1C0D8EA"), ModifyIndex: uint64(i), CreateIndex: 7})
+		list = append(list, &api.KVPair{
+			Key:   fmt.Sprintf("rcfarm/bells/7/01k3z8q4x5v9f2n7b6m1c0%04d", i),
+			Value: []byte("01K3Z8Q4X5V9F2N7B6M1C0D8EA"), ModifyIndex: uint64(i), CreateIndex: 7,
+		})
 	}
 	body, err := json.MarshalIndent(list, "", "    ")
 	if err != nil {

@@ -1,13 +1,12 @@
 package consul
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -16,24 +15,27 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// anonymousAccessor is the accessor of the token that Consul assumes for a request without one.
-// Source: https://developer.hashicorp.com/consul/docs/security/acl/tokens#anonymous-token
+// anonymousAccessor is the token that Consul assumes for a request without one. Source:
+// https://developer.hashicorp.com/consul/docs/security/acl/tokens#anonymous-token
 const anonymousAccessor = "00000000-0000-0000-0000-000000000002"
 
-// ACL is what tokens may do.
+// ACL has the requests about tokens and their rights.
 type ACL struct{ c *Client }
 
-// TokenName says for people whose ACL token the client uses: its description and accessor id, never the secret. It is
-// empty when ACLs are off or no valid token is used; then Consul refuses whatever the anonymous token may not do.
+// TokenName returns the token's description and accessor id for people, never the secret. It is empty if ACLs are off,
+// or if there is no valid token.
 func (a *ACL) TokenName(ctx context.Context) (string, error) {
 	ctx, cancel := a.c.call(ctx)
 	defer cancel()
 	token, _, err := a.c.api.ACL().TokenReadSelf(Default.options(ctx))
 	switch {
-	case answered(err, http.StatusUnauthorized), answered(err, http.StatusForbidden): // "ACL support disabled", "ACL not found"
+	// "ACL support disabled", "ACL not found"
+	case answered(err, http.StatusUnauthorized), answered(err, http.StatusForbidden):
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("read own ACL token: %w", err)
@@ -46,10 +48,9 @@ func (a *ACL) TokenName(ctx context.Context) (string, error) {
 	}
 }
 
-// aclHeader bears the ACL token of a request.
 const aclHeader = "X-Consul-Token"
 
-// tokenSource knows the token to use now. It is a file, or a fixed word.
+// tokenSource has the token for requests: fixed, or from a file.
 type tokenSource struct {
 	file        string // empty: the token is fixed
 	onFileError func(error)
@@ -57,53 +58,52 @@ type tokenSource struct {
 	mu    sync.Mutex
 	token string
 	state fileState // of the file when it was last read
-	err   error     // why it could not be read then
+	err   error     // why the last read failed
 }
 
-// fileState tells two contents of a file apart without reading them.
 type fileState struct {
 	modified time.Time
 	size     int64
 	inode    uint64
 }
 
-// current returns the token. A file is read again when it has changed; what was good once is used until the file is good again. It
-// returns an error where there has never been a token.
-func (s *tokenSource) current() (string, error) {
-	if s.file == "" {
-		return s.token, nil
+// current returns the token, and reads a changed file again. If that fails, it returns the last good token. It returns
+// an error if there has never been one.
+func (t *tokenSource) current() (string, error) {
+	if t.file == "" {
+		return t.token, nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	state, err := stateOf(s.file)
-	if err != nil || state != s.state {
-		s.state = state
-		s.read(err)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	state, err := stateOf(t.file)
+	if err != nil || state != t.state {
+		t.state = state
+		t.read(err)
 	}
-	if s.token != "" {
-		return s.token, nil
+	if t.token != "" {
+		return t.token, nil
 	}
-	return "", s.err
+	return "", t.err
 }
 
-// none reports whether requests bear no token.
-func (s *tokenSource) none() bool { return s.file == "" && s.token == "" }
+// none reports whether requests have no token.
+func (t *tokenSource) none() bool { return t.file == "" && t.token == "" }
 
-// read takes the token from the file, unless err says that it cannot be read. The caller holds s.mu.
-func (s *tokenSource) read(err error) {
+// read reads the file, or stores err if that is set. t.mu must be held.
+func (t *tokenSource) read(err error) {
 	var token string
 	if err == nil {
-		if token, err = field.ReadWord(s.file); err != nil {
+		if token, err = field.ReadWord(t.file); err != nil {
 			err = fmt.Errorf("token file: %w", err)
 		}
 	}
 	if err == nil {
-		s.token, s.err = token, nil
+		t.token, t.err = token, nil
 		return
 	}
-	again := s.err != nil && s.err.Error() == err.Error()
-	if s.err = err; s.token != "" && !again && s.onFileError != nil {
-		s.onFileError(fmt.Errorf("%w; the token that it held before is used on", err))
+	again := t.err != nil && t.err.Error() == err.Error()
+	if t.err = err; t.token != "" && !again && t.onFileError != nil {
+		t.onFileError(fmt.Errorf("%w; the token that it held before is used on", err))
 	}
 }
 
@@ -119,10 +119,9 @@ func stateOf(file string) (fileState, error) {
 	return state, nil
 }
 
-// withoutToken is the key of a context whose requests bear no token.
+// withoutToken in a context: send the request without a token.
 type withoutToken struct{}
 
-// bearer puts the present token on each request.
 type bearer struct {
 	source *tokenSource
 	next   http.RoundTripper
@@ -135,7 +134,7 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 		var err error
 		if token, err = b.source.current(); err != nil {
 			if req.Body != nil {
-				_ = req.Body.Close() // as a RoundTripper must
+				_ = req.Body.Close() // a RoundTripper must close it
 			}
 			return nil, err
 		}
@@ -148,13 +147,13 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 	return b.next.RoundTrip(req)
 }
 
-// CheckToken returns why there is no token to use where one was promised: its file cannot be read.
+// CheckToken returns an error if no token could be read from the token file yet.
 func (c *Client) CheckToken() error {
 	_, err := c.source.current()
 	return err
 }
 
-// TokenID tells tokens apart without telling them: it changes when the token does. It is the same for all clients without one.
+// TokenID identifies the token without revealing it. It is equal for all clients without a token.
 func (c *Client) TokenID() string {
 	token, err := c.source.current()
 	if token == "" || err != nil {
@@ -164,59 +163,53 @@ func (c *Client) TokenID() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Right is one thing that ACLs may allow, in Consul's words.
+// Right is one permission of ACLs, in Consul's terms.
 type Right struct {
 	Resource string // such as "key" or "session"
-	Segment  string `json:",omitempty"` // which one of them
+	Segment  string `json:",omitempty"` // which key, session and so on
 	Access   string // "read" or "write"
 }
 
-// String says it in words.
+// String returns the right in words.
 func (r Right) String() string {
 	return strings.TrimSpace(r.Access + " " + r.Resource + " " + r.Segment)
 }
 
-// maxAuthorized bounds what is read of an answer, in bytes.
-const maxAuthorized = 1 << 20
-
-// Anonymous returns which of some rights a request to the local agent has that bears no token, as those of pods do. It writes nothing. Without
-// ACLs that is all of them. Consul's own pages ask in this way; no documentation tells of it, so that a test asks the real server.
+// Anonymous returns which rights a request without a token has at the local agent; all, if ACLs are off. A pod can send
+// such a request. Anonymous writes nothing. It uses an endpoint of Consul's web pages that is not documented, so a test
+// asks the real server.
 func (a *ACL) Anonymous(ctx context.Context, rights []Right) (allowed []Right, err error) {
 	ctx, cancel := a.c.call(context.WithValue(ctx, withoutToken{}, true))
 	defer cancel()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("ask what requests without a token may do: %w", err)
+		}
+	}()
 	body, err := json.Marshal(rights)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.c.base+"/v1/internal/acl/authorize", bytes.NewReader(body))
+	data, err := a.c.ask(ctx, http.MethodPost, "/v1/internal/acl/authorize", body)
+	if status, is := errors.AsType[api.StatusError](err); is {
+		if status.Code == http.StatusUnauthorized && strings.Contains(status.Body, "ACL support disabled") {
+			return slices.Clone(rights), nil
+		}
+		return nil, fmt.Errorf("status %d: %.200s", status.Code, status.Body)
+	}
 	if err != nil {
 		return nil, err
-	}
-	resp, err := a.c.web.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("ask what requests without a token may do: %w", err)
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAuthorized))
-	if err != nil {
-		return nil, fmt.Errorf("ask what requests without a token may do: %w", err)
 	}
 	var answer []struct {
 		Right
 		Allow bool
 	}
-	switch {
-	case resp.StatusCode == http.StatusUnauthorized && strings.Contains(string(data), "ACL support disabled"):
-		return slices.Clone(rights), nil
-	case resp.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("ask what requests without a token may do: status %d: %.200s", resp.StatusCode, data)
-	}
 	if err := json.Unmarshal(data, &answer); err != nil || len(answer) != len(rights) {
-		return nil, fmt.Errorf("ask what requests without a token may do: %d answers to %d questions: %w", len(answer), len(rights), err)
+		return nil, fmt.Errorf("%d answers to %d questions: %w", len(answer), len(rights), err)
 	}
 	for i, a := range answer {
 		if a.Right != rights[i] {
-			return nil, fmt.Errorf("ask what requests without a token may do: asked for %q, told about %q", rights[i], a.Right)
+			return nil, fmt.Errorf("asked for %q, the answer is about %q", rights[i], a.Right)
 		}
 		if a.Allow {
 			allowed = append(allowed, a.Right)

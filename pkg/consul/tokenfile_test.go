@@ -14,7 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// tokens is a server that notes which token each request bore.
 type tokens struct {
 	*httptest.Server
 	mu   sync.Mutex
@@ -35,11 +34,11 @@ func startTokens(t *testing.T) *tokens {
 	return s
 }
 
-func (s *tokens) take() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	seen := s.seen
-	s.seen = nil
+func (t *tokens) take() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	seen := t.seen
+	t.seen = nil
 	return seen
 }
 
@@ -50,45 +49,54 @@ func putToken(t *testing.T, file, text string) {
 	}
 }
 
-// Each request bears the token that the file holds then. Nothing is sent before there is one: Consul would take it for anonymous. A file
-// that has gone bad leaves the last good token in use, and is told once.
+// Each request has the present token of the file. Without a token nothing is sent, because Consul would take the
+// request for an anonymous one. If the file cannot be read any more, the last token is still used, and this is reported
+// once.
 func TestTokenFile(t *testing.T) {
 	t.Parallel()
 	s, file := startTokens(t), filepath.Join(t.TempDir(), "token")
-	var told []string
-	c := clientOf(t, consul.Config{Address: s.URL, TokenFile: file, Token: "not this", OnTokenFile: func(err error) { told = append(told, err.Error()) }})
+	var reported []string
+	c := clientOf(t, consul.Config{
+		Address: s.URL, TokenFile: file, Token: "not this",
+		OnTokenFile: func(err error) { reported = append(reported, err.Error()) },
+	})
 	list := func() error { _, err := c.Keys(t.Context(), "x/"); return err }
 	for _, text := range []string{"", " \n", "two words\n", "a\x01b"} {
 		if text != "" {
 			putToken(t, file, text)
 		}
-		if err := list(); err == nil || !strings.Contains(err.Error(), file) || len(s.take()) != 0 || c.CheckToken() == nil {
+		if err := list(); err == nil || !strings.Contains(err.Error(), file) || len(s.take()) != 0 ||
+			c.CheckToken() == nil {
 			t.Errorf("with %q in the file: %v", text, err)
 		}
 	}
-	if len(told) != 0 {
-		t.Errorf("told %v although no token was used before", told)
+	if len(reported) != 0 {
+		t.Errorf("reported %v although no token was used before", reported)
 	}
 	putToken(t, file, "first\n")
 	before := c.TokenID()
-	if err := errors.Join(list(), list(), c.CheckToken()); err != nil || !slices.Equal(s.take(), []string{"first", "first"}) {
+	if err := errors.Join(list(), list(), c.CheckToken()); err != nil ||
+		!slices.Equal(s.take(), []string{"first", "first"}) {
 		t.Errorf("%v", err)
 	}
-	putToken(t, file, "second") // as long as the other with its line end
+	putToken(t, file, "second") // the length of the file does not change
 	if err := list(); err != nil || !slices.Equal(s.take(), []string{"second"}) || c.TokenID() == before {
 		t.Errorf("%v", err)
 	}
 	id := c.TokenID()
 	putToken(t, file, "")
-	if err := errors.Join(list(), list(), os.Remove(file), list(), list()); err != nil || !slices.Equal(s.take(), []string{"second", "second", "second", "second"}) || c.TokenID() != id {
+	if err := errors.Join(list(), list(), os.Remove(file), list(), list()); err != nil ||
+		!slices.Equal(s.take(), []string{"second", "second", "second", "second"}) || c.TokenID() != id {
 		t.Errorf("%v", err)
 	}
-	if len(told) != 2 || !strings.Contains(told[0], "holds 0 words") || !strings.Contains(told[1], "no such file") {
-		t.Errorf("told %q", told)
+	if len(reported) != 2 || !strings.Contains(reported[0], "holds 0 words") ||
+		!strings.Contains(reported[1], "no such file") {
+		t.Errorf("reported %q", reported)
 	}
 }
 
-// The environment counts as it does for Consul's own programs, and a file there that is not there yet keeps nobody from starting.
+// The environment variables work as for Consul's own programs. New returns a client even if their token file does not
+// exist yet.
 func TestTokenOfTheEnvironment(t *testing.T) {
 	s, file := startTokens(t), filepath.Join(t.TempDir(), "token")
 	t.Setenv("CONSUL_HTTP_TOKEN", "word")

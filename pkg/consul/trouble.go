@@ -8,28 +8,27 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// AwayError is a request to Consul's agent without an answer. Its text is that of what went wrong with the connection.
+// AwayError means that a request to Consul's agent got no answer.
 type AwayError struct {
 	Address string // of the agent
 	err     error
 }
 
-// Error implements error.
-func (e *AwayError) Error() string { return e.err.Error() }
+// Error is the connection's error.
+func (a *AwayError) Error() string { return a.err.Error() }
 
-// Unwrap returns what went wrong with the connection.
-func (e *AwayError) Unwrap() error { return e.err }
+// Unwrap returns the connection's error.
+func (a *AwayError) Unwrap() error { return a.err }
 
-// Timeout reports whether it was the time that ran out, as url.Error asks.
-func (e *AwayError) Timeout() bool {
+// Timeout reports whether the time ran out. url.Error calls it.
+func (a *AwayError) Timeout() bool {
 	slow, is := errors.AsType[interface {
 		error
 		Timeout() bool
-	}](e.err)
+	}](a.err)
 	return is && slow.Timeout()
 }
 
-// reach says of requests without an answer that they were for Consul.
 type reach struct {
 	address string
 	next    http.RoundTripper
@@ -44,28 +43,29 @@ func (r *reach) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// NoLeader reports whether an agent answered, and no server leads.
+// NoLeader reports whether an agent answered that Consul's cluster has no leader.
 func NoLeader(err error) bool {
 	status, is := errors.AsType[api.StatusError](err)
 	return is && status.Code == http.StatusInternalServerError && strings.Contains(status.Body, "No cluster leader")
 }
 
-// TokenTrouble says why Consul refuses the token of a request.
+// TokenTrouble is why Consul refuses a token.
 type TokenTrouble int
 
-// The kinds of it.
+// The values of TokenTrouble.
 const (
-	TokenFine    TokenTrouble = iota // it was not refused for its token
-	TokenMissing                     // there was none
-	TokenUnknown                     // Consul does not know it: it was deleted, has expired, or is another cluster's
-	TokenLacks                       // it lacks a right
+	TokenFine    TokenTrouble = iota // the token is not the reason for the error
+	TokenMissing                     // the request had no token
+	TokenUnknown                     // deleted, expired, or of another cluster
+	TokenLacks                       // the token lacks a right
 )
 
-// TokenTrouble says what an error of this client's says about its token, and for people where the token comes from.
-// Consul's words for a token that it does not know are held by a test against the real server.
+// TokenTrouble returns what err means about the client's token, and for people, where the token comes from. A test
+// checks Consul's text against the real server.
 func (c *Client) TokenTrouble(err error) (what TokenTrouble, from string) {
 	from, _ = c.TokenSource()
-	unknown := err != nil && strings.Contains(err.Error(), "ACL not found") // of transactions the client says it in words alone
+	// For a transaction, the API client returns only this text, no status.
+	unknown := err != nil && strings.Contains(err.Error(), "ACL not found")
 	switch {
 	case !unknown && !TokenRefused(err):
 		return TokenFine, from

@@ -9,7 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// What Consul says of a token tells apart whether there is none, one that it does not know, and one without a right.
+// TokenTrouble distinguishes a missing token, an unknown token, and a token that lacks a right.
 func testTokenTrouble(t *testing.T, g guarded) {
 	guest := g.token(t, `key_prefix "open/" { policy = "read" }`)
 	for name, tt := range map[string]struct {
@@ -39,7 +39,7 @@ func testTokenTrouble(t *testing.T, g guarded) {
 	}
 }
 
-// The error of a request without an answer says that the request was for Consul. It still wraps the first error.
+// An error without an answer names Consul, and wraps the first error.
 func TestAway(t *testing.T) {
 	t.Parallel()
 	c := clientOf(t, consul.Config{Address: "127.0.0.1:1"})

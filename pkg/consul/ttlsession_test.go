@@ -16,8 +16,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// What ByTTL relies on: nothing shorter than 10 s is taken, a session that is not renewed outlives its TTL, and dies
-// within about twice that.
+// ByTTL relies on these facts: Consul refuses a TTL below 10 s, and a session that is not renewed ends between one and
+// about two TTLs later.
 func TestFactSessionTTL(t *testing.T) {
 	t.Parallel()
 	_, raw, _ := setup(t)
@@ -61,12 +61,16 @@ func TestTTLSessionNeedsNoAgent(t *testing.T) {
 	c := clientOf(t, consul.Config{Address: p.Addr})
 	d := startDaemon(t, c, prefix+"lock", consul.SessionConfig{Mode: consul.ByTTL, TTL: time.Second}, &memJournal{})
 	s := receive(t, d.tenures)
-	for id, behavior := range map[string]string{s.Releasing: api.SessionBehaviorRelease, s.Deleting: api.SessionBehaviorDelete} {
+	for id, behavior := range map[string]string{
+		s.Releasing: api.SessionBehaviorRelease,
+		s.Deleting:  api.SessionBehaviorDelete,
+	} {
 		entry, _, err := raw.Session().Info(id, nil)
 		if err != nil || entry == nil {
 			t.Fatalf("session %q: %v", id, err)
 		}
-		if entry.Behavior != behavior || entry.TTL != "10s" || len(entry.NodeChecks)+len(entry.ServiceChecks) != 0 || !strings.HasSuffix(entry.Name, "/"+s.Incarnation) {
+		if entry.Behavior != behavior || entry.TTL != "10s" || len(entry.NodeChecks)+len(entry.ServiceChecks) != 0 ||
+			!strings.HasSuffix(entry.Name, "/"+s.Incarnation) {
 			t.Errorf("session %+v", entry)
 		}
 	}
@@ -83,7 +87,7 @@ func TestTTLSessionNeedsNoAgent(t *testing.T) {
 	}
 }
 
-// It is renewed: it lives on when it would long be dead otherwise.
+// A session with its own TTL is renewed, so it lives much longer than twice its TTL.
 func TestTTLSessionOutlivesItsTTL(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
@@ -116,7 +120,7 @@ func TestTTLSessionIsLostAndTakenAgain(t *testing.T) {
 	if err := receive(t, d.ends); !errors.Is(err, consul.ErrLost) {
 		t.Fatalf("the tenure ended with %v", err)
 	}
-	if took := time.Since(destroyed); took > consul.MinSessionTTL { // without the standing query it takes half more
+	if took := time.Since(destroyed); took > consul.MinSessionTTL { // without the blocking query it would take 1.5 TTLs
 		t.Errorf("seen after %s only", took)
 	}
 	second := receive(t, d.tenures)
@@ -126,14 +130,16 @@ func TestTTLSessionIsLostAndTakenAgain(t *testing.T) {
 	sessionGone(t, raw, first.Deleting)
 }
 
-// A daemon that was killed left sessions that nobody renews. The next start ends exactly its own.
+// A killed daemon leaves sessions behind. The next start destroys these, and no sessions of other daemons.
 func TestTTLSessionRetiresAKilledIncarnation(t *testing.T) {
 	t.Parallel()
 	direct, raw, prefix := setup(t)
 	journal := &memJournal{}
-	namesake := rawSession(t, raw, &api.SessionEntry{Name: "rcfarm/farm/" + t.Name() + "/another", LockDelay: time.Millisecond})
+	namesake := rawSession(t, raw,
+		&api.SessionEntry{Name: "rcfarm/farm/" + t.Name() + "/another", LockDelay: time.Millisecond})
 	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
-	killed := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock", consul.SessionConfig{Mode: consul.ByTTL}, journal)
+	killed := startDaemon(t, clientOf(t, consul.Config{Address: p.Addr}), prefix+"lock",
+		consul.SessionConfig{Mode: consul.ByTTL}, journal)
 	first := receive(t, killed.tenures)
 	p.Set(consultest.Always(consultest.CutBefore))
 	killed.stop()
@@ -153,7 +159,8 @@ func TestTTLSessionRetiresAKilledIncarnation(t *testing.T) {
 func TestUnknownSessionMode(t *testing.T) {
 	t.Parallel()
 	c, _, _ := setup(t)
-	err := c.RunSession(t.Context(), consul.SessionConfig{Kind: "farm", Name: "x", Mode: "lease", Journal: &memJournal{}},
+	err := c.RunSession(t.Context(),
+		consul.SessionConfig{Kind: "farm", Name: "x", Mode: "lease", Journal: &memJournal{}},
 		func(context.Context, *consul.Session) error { t.Error("the role ran"); return nil })
 	if err == nil || !strings.Contains(err.Error(), `"lease"`) || !strings.Contains(err.Error(), "check or ttl") {
 		t.Errorf("RunSession returned %v", err)

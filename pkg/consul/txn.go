@@ -16,25 +16,25 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Limits of one transaction, measured on Consul 1.20.1 and held by tests: the number of operations, and the bytes of
-// the HTTP body after values are base64-encoded. What a guard may add is left out of those that callers have.
+// Limits of one transaction, measured on Consul 1.20.1 and checked by tests: operations, and bytes of the HTTP body, in
+// which values are base64. MaxTxnOps and MaxTxnBytes are lower because a guard may add an operation.
 const (
 	serverTxnOps   = 128
 	serverTxnBytes = 512 * 1024
 	MaxTxnOps      = serverTxnOps - 1
 	MaxTxnBytes    = serverTxnBytes - 1024
-	// opOverhead is at least the JSON around the key and the value of any operation.
+	// opOverhead bounds the JSON around an operation's key and value, in bytes.
 	opOverhead = 208
 )
 
 // Op is one operation of a transaction.
 type Op struct {
 	kv   api.KVTxnOp
-	need any   // for a guard
-	bad  error // why it must not be sent
+	need any   // see Needs
+	bad  error // not nil: why the operation must not be sent
 }
 
-// Bad returns an operation on a key that is never sent, nor is its transaction: Commit returns the error.
+// Bad returns an operation that is never sent: Commit returns the error.
 func Bad(key string, err error) Op {
 	o := Set(key, nil)
 	o.bad = err
@@ -51,7 +51,7 @@ func (o Op) writes() bool {
 	}
 }
 
-// Conditional reports whether the state of its key can make Consul refuse the operation.
+// Conditional reports whether Consul may refuse the operation because of its key's state.
 func (o Op) Conditional() bool {
 	switch o.kv.Verb {
 	case api.KVCAS, api.KVDeleteCAS, api.KVCheckIndex, api.KVCheckNotExists:
@@ -61,13 +61,13 @@ func (o Op) Conditional() bool {
 	}
 }
 
-// Key returns the key that the operation is about.
+// Key returns the operation's key.
 func (o Op) Key() string { return o.kv.Key }
 
-// Bytes returns an upper bound of what the operation adds to the body of its transaction.
+// Bytes bounds how many bytes the operation adds to the transaction's body.
 func (o Op) Bytes() int { return OpBytes(o.kv.Key, len(o.kv.Value)) }
 
-// OpBytes returns an upper bound of what an operation with a value of that length adds to the body of its transaction.
+// OpBytes is Op.Bytes for a value of that length.
 func OpBytes(key string, value int) int {
 	size := len(key)
 	if !field.Plain(key) {
@@ -79,14 +79,14 @@ func OpBytes(key string, value int) int {
 // Set writes a key unconditionally.
 func Set(key string, value []byte) Op { return op(api.KVSet, key, value, 0, "") }
 
-// SetFlags writes a key and its flags unconditionally.
+// SetFlags is Set with flags.
 func SetFlags(key string, value []byte, flags uint64) Op {
 	o := Set(key, value)
 	o.kv.Flags = flags
 	return o
 }
 
-// CAS writes a key if its index is the given one; zero means that the key must not exist.
+// CAS writes a key at an index; zero: the key must not exist.
 func CAS(key string, value []byte, index uint64) Op { return op(api.KVCAS, key, value, index, "") }
 
 // Delete removes a key unconditionally.
@@ -95,26 +95,24 @@ func Delete(key string) Op { return op(api.KVDelete, key, nil, 0, "") }
 // DeleteTree removes every key below a prefix unconditionally.
 func DeleteTree(prefix string) Op { return op(api.KVDeleteTree, prefix, nil, 0, "") }
 
-// DeleteCAS removes a key if its index is the given one. Consul also accepts it when the key is missing.
+// DeleteCAS removes a key at an index. Consul also accepts it if the key is missing.
 func DeleteCAS(key string, index uint64) Op { return op(api.KVDeleteCAS, key, nil, index, "") }
 
-// CheckIndex demands that a key exists with the given index.
+// CheckIndex requires that a key exists with the index.
 func CheckIndex(key string, index uint64) Op { return op(api.KVCheckIndex, key, nil, index, "") }
 
-// CheckSession demands that the session holds the key. The session must not be empty: Consul would accept that on an
-// unlocked key.
+// CheckSession requires that the session holds the key. Consul would accept an empty session for an unlocked key.
 func CheckSession(key, session string) Op { return op(api.KVCheckSession, key, nil, 0, session) }
 
-// CheckMissing demands that a key does not exist.
+// CheckMissing requires that a key does not exist.
 func CheckMissing(key string) Op { return op(api.KVCheckNotExists, key, nil, 0, "") }
 
-// Lock acquires a key for a session and writes the value. It succeeds again for the session that holds it, and then
-// moves the key's index only if the value differs.
+// Lock acquires a key and writes the value. If the session holds it already, only another value moves the index.
 func Lock(key string, value []byte, session string) Op {
 	return op(api.KVLock, key, value, 0, session)
 }
 
-// Unlock releases a key that the session holds and writes the value.
+// Unlock releases a key that the session holds, and writes the value.
 func Unlock(key string, value []byte, session string) Op {
 	return op(api.KVUnlock, key, value, 0, session)
 }
@@ -123,7 +121,7 @@ func op(verb api.KVOp, key string, value []byte, index uint64, session string) O
 	return Op{kv: api.KVTxnOp{Verb: verb, Key: key, Value: value, Index: index, Session: session}}
 }
 
-// RefusedError says which operations made Consul refuse a transaction. It matches ErrRefused.
+// RefusedError has the operations that Consul refused. It matches ErrRefused.
 type RefusedError struct{ Failures []Failure }
 
 // Failure is one operation that Consul refused.
@@ -134,38 +132,41 @@ type Failure struct {
 }
 
 // Error names the first refused operation.
-func (e *RefusedError) Error() string {
-	f := e.Failures[0]
+func (r *RefusedError) Error() string {
+	f := r.Failures[0]
 	return fmt.Sprintf("transaction refused: operation %d on %s: %s", f.Op, f.Key, f.What)
 }
 
 // Is matches ErrRefused.
-func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
+func (r *RefusedError) Is(target error) bool { return target == ErrRefused }
 
-// RefusedOn reports whether err is a refusal in which an operation on the key took part.
+// RefusedOn reports whether Consul refused an operation on the key, perhaps among others.
 func RefusedOn(err error, key string) bool {
 	refused, is := errors.AsType[*RefusedError](err)
 	return is && slices.ContainsFunc(refused.Failures, func(f Failure) bool { return f.Key == key })
 }
 
-// RefusedOnly reports whether err is a refusal in which operations on no other keys took part.
+// RefusedOnly reports whether Consul refused only operations on these keys.
 func RefusedOnly(err error, keys ...string) bool {
 	refused, is := errors.AsType[*RefusedError](err)
 	return is && !slices.ContainsFunc(refused.Failures, func(f Failure) bool { return !slices.Contains(keys, f.Key) })
 }
 
-// unsentError is why a transaction was not sent.
 type unsentError struct{ err error }
 
-func (e *unsentError) Error() string { return ErrUnsent.Error() + ": " + e.err.Error() }
-func (e *unsentError) Unwrap() error { return e.err }
+func (u *unsentError) Error() string { return ErrUnsent.Error() + ": " + u.err.Error() }
+func (u *unsentError) Unwrap() error { return u.err }
 
 // Is matches ErrUnsent and ErrUnknown.
-func (e *unsentError) Is(target error) bool { return target == ErrUnsent || target == ErrUnknown }
+func (u *unsentError) Is(target error) bool { return target == ErrUnsent || target == ErrUnknown }
 
-// Commit carries out a transaction: all of it or nothing. It has three outcomes: nil with the new index of every written
-// key, a *RefusedError (nothing was written), or ErrUnknown (it was, will be or never will be; whoever holds a fence bumps
-// it before reading on; ErrUnsent besides where it never will be). ErrTooLarge, and ErrLost for a fence without a session, say that it was not sent.
+// Commit carries out a transaction: all of it or nothing. It has three outcomes:
+//   - nil, with the new index of every written key: the transaction is done;
+//   - *RefusedError: nothing was written;
+//   - ErrUnknown: see the package documentation. The holder of a fence must bump the fence before it reads again. With
+//     ErrUnsent, the transaction never will be written.
+//
+// ErrTooLarge, and ErrLost for a fence without a session, mean that it was not sent.
 func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error) {
 	got, err := c.commit(ctx, ops)
 	if err != nil {
@@ -174,23 +175,34 @@ func (c *Client) Commit(ctx context.Context, ops []Op) (map[string]uint64, error
 	return got.indices(ops), nil
 }
 
-// txnOf returns operations as the API client takes them.
-func txnOf(ops []Op) api.TxnOps {
+// txn sends a transaction once. If Consul refused it, the answer and the error are nil.
+func (c *Client) txn(ctx context.Context, ops []Op, level Consistency) (*answer, api.TxnErrors, error) {
 	txn, all := make(api.TxnOps, len(ops)), make([]api.TxnOp, len(ops))
 	for i := range ops {
 		all[i].KV = &ops[i].kv
 		txn[i] = &all[i]
 	}
-	return txn
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	ctx, t := tapped(ctx)
+	ok, resp, _, err := c.api.Txn().Txn(txn, level.options(ctx))
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case ok:
+		return t.answer(resp), nil, nil
+	case resp == nil:
+		return nil, nil, nil
+	default:
+		return nil, resp.Errors, nil
+	}
 }
 
-// answer is what a transaction gave.
 type answer struct {
 	byKey map[string]*api.KVPair
 	pairs []*api.KVPair // in the order of the operations
 }
 
-// answer returns what a transaction gave, be it by way of the tap or not.
 func (t *tap) answer(resp *api.TxnResponse) *answer {
 	pairs := t.pairs
 	if !t.took {
@@ -207,7 +219,7 @@ func (t *tap) answer(resp *api.TxnResponse) *answer {
 	return a
 }
 
-// indices returns the index of every key of the operations that exists after them.
+// indices returns the keys' indices, without keys that do not exist any more.
 func (a *answer) indices(ops []Op) map[string]uint64 {
 	written := make(map[string]uint64, len(ops))
 	for i := range ops {
@@ -218,7 +230,7 @@ func (a *answer) indices(ops []Op) map[string]uint64 {
 	return written
 }
 
-// TxnBytes returns an upper bound of the body of a transaction.
+// TxnBytes bounds the body of a transaction.
 func TxnBytes(ops []Op) int {
 	size := len("[]\n")
 	for i := range ops {
@@ -227,7 +239,6 @@ func TxnBytes(ops []Op) int {
 	return size
 }
 
-// check returns the bytes of a transaction, or why it cannot be sent.
 func check(ops []Op) (size int, err error) {
 	if len(ops) > MaxTxnOps {
 		return 0, fmt.Errorf("%w: %d operations, allowed %d", ErrTooLarge, len(ops), MaxTxnOps)
@@ -250,30 +261,26 @@ func (c *Client) commit(ctx context.Context, ops []Op) (*answer, error) {
 	if _, err := check(ops); err != nil {
 		return nil, err
 	}
-	return c.send(ctx, ops, false)
+	return c.send(ctx, ops)
 }
 
-func (c *Client) sendOnce(ctx context.Context, ops []Op, blind bool) (*answer, error) {
-	txn := txnOf(ops)
-	ctx, cancel := c.call(ctx)
-	defer cancel()
+func (c *Client) sendOnce(ctx context.Context, ops []Op) (*answer, error) {
 	var connected atomic.Bool
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
-	ctx, t := tapped(ctx)
-	t.blind = blind
-	ok, resp, _, err := c.api.Txn().Txn(txn, Default.options(ctx))
+	ctx = httptrace.WithClientTrace(ctx,
+		&httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
+	got, why, err := c.txn(ctx, ops, Default)
 	switch {
 	case err != nil && !connected.Load():
 		return nil, &unsentError{err}
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
-	case ok:
-		return t.answer(resp), nil
-	case resp == nil || len(resp.Errors) == 0:
+	case got != nil:
+		return got, nil
+	case len(why) == 0:
 		return nil, fmt.Errorf("%w: Consul refused without saying which operation", ErrUnknown)
 	}
 	refused := &RefusedError{}
-	for _, e := range resp.Errors {
+	for _, e := range why {
 		f := Failure{Op: e.OpIndex, What: e.What}
 		if e.OpIndex >= 0 && e.OpIndex < len(ops) {
 			f.Key = ops[e.OpIndex].Key()
@@ -283,10 +290,9 @@ func (c *Client) sendOnce(ctx context.Context, ops []Op, blind bool) (*answer, e
 	return nil, refused
 }
 
-// Reading is what a transaction reads besides what it writes: keys, missing ones too, and everything below some prefixes,
-// except a key that is the prefix itself.
-// ErrFiltered says that the token may not read one of the keys, or a prefix itself as a key. Whatever rules of their own
-// hide below a prefix is left out, and nothing tells.
+// Reading names keys, which may be missing, and prefixes. A key that equals a prefix is not below it. The read fails
+// with ErrFiltered if the token may not read one of the keys, or the key that equals a prefix. If longer ACL rules hide
+// keys below a prefix, they are missing, and nothing shows it.
 type Reading struct {
 	Keys     []string
 	Prefixes []string
@@ -295,7 +301,7 @@ type Reading struct {
 func (r Reading) ops() []Op {
 	ops := make([]Op, 0, len(r.Keys)+2*len(r.Prefixes))
 	for _, key := range r.Keys {
-		if !slices.Contains(r.Prefixes, key) { // it is read as a prefix is
+		if !slices.Contains(r.Prefixes, key) { // it is read below
 			ops = append(ops, op(api.KVGetOrEmpty, key, nil, 0, ""))
 		}
 	}
@@ -305,8 +311,8 @@ func (r Reading) ops() []Op {
 	return ops
 }
 
-// found returns the pairs that exist, each once: those below the prefixes one prefix after the other, in the order of their keys. The
-// answer may hold more, and the same several times, where callers that share it, or prefixes of one, overlap.
+// found returns the pairs of the reading, each once: existing keys, then pairs below the prefixes, sorted by prefix and
+// key. A shared answer also has pairs of other readings. With overlapping prefixes it has a pair several times.
 func (r Reading) found(got *answer) (map[string]Pair, []Pair, error) {
 	found := make(map[string]Pair, len(r.Keys))
 	for _, key := range r.Keys {
@@ -324,7 +330,8 @@ func (r Reading) found(got *answer) (map[string]Pair, []Pair, error) {
 		}
 		first := len(below)
 		for _, kv := range got.pairs {
-			if kv.ModifyIndex != 0 && kv.Key != prefix && strings.HasPrefix(kv.Key, prefix) && !isBelow(kv.Key, r.Prefixes[:i]) {
+			if kv.ModifyIndex != 0 && kv.Key != prefix && strings.HasPrefix(kv.Key, prefix) &&
+				!isBelow(kv.Key, r.Prefixes[:i]) {
 				below = append(below, pairOf(kv))
 			}
 		}
@@ -333,27 +340,26 @@ func (r Reading) found(got *answer) (map[string]Pair, []Pair, error) {
 	return found, below, nil
 }
 
-// isBelow reports whether a key is below one of the prefixes, and is none of them.
 func isBelow(key string, prefixes []string) bool {
-	return slices.ContainsFunc(prefixes, func(prefix string) bool { return key != prefix && strings.HasPrefix(key, prefix) })
+	return slices.ContainsFunc(prefixes,
+		func(prefix string) bool { return key != prefix && strings.HasPrefix(key, prefix) })
 }
 
-// onceEach sorts pairs by key and leaves one of each.
 func onceEach(pairs []Pair) []Pair {
 	byKey := func(a, b Pair) int { return strings.Compare(a.Key, b.Key) }
-	if !slices.IsSortedFunc(pairs, byKey) { // it is where nothing overlaps
+	if !slices.IsSortedFunc(pairs, byKey) { // they are sorted if no prefixes overlap
 		slices.SortStableFunc(pairs, byKey)
 	}
 	return slices.CompactFunc(pairs, func(a, b Pair) bool { return a.Key == b.Key })
 }
 
-// Read reads keys and what is below prefixes, in as few transactions as Consul's limit allows, a few of them at once: only what fits into one is
-// read at one moment.
+// Read uses as few transactions as Consul's limits allow, a few in parallel. Several transactions are from different
+// moments.
 func (c *Client) Read(ctx context.Context, r Reading, consistency Consistency) (map[string]Pair, []Pair, error) {
-	return r.by(ctx, readsAtOnce, func(ctx context.Context, ops []Op) (*answer, error) { return c.readTxn(ctx, ops, consistency) })
+	return r.by(ctx, readsAtOnce,
+		func(ctx context.Context, ops []Op) (*answer, error) { return c.readTxn(ctx, ops, consistency) })
 }
 
-// by reads with transactions, so many of them at once.
 func (r Reading) by(ctx context.Context, atOnce int, txn sender) (map[string]Pair, []Pair, error) {
 	chunks := slices.Collect(slices.Chunk(r.ops(), MaxTxnOps))
 	parts := make([]*answer, len(chunks))
@@ -371,7 +377,6 @@ func (r Reading) by(ctx context.Context, atOnce int, txn sender) (map[string]Pai
 	return r.found(joined(parts))
 }
 
-// joined returns what several transactions gave.
 func joined(parts []*answer) *answer {
 	if len(parts) == 1 {
 		return parts[0]
@@ -384,36 +389,30 @@ func joined(parts []*answer) *answer {
 	return all
 }
 
-// readTxn carries out a transaction of reads.
 func (c *Client) readTxn(ctx context.Context, ops []Op, consistency Consistency) (*answer, error) {
-	ctx, cancel := c.call(ctx)
-	defer cancel()
-	txn := txnOf(ops)
-	ctx, t := tapped(ctx)
-	ok, resp, _, err := c.api.Txn().Txn(txn, consistency.options(ctx))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read %d keys from %s: %w", len(ops), ops[0].Key(), err)
-	case !ok: // such a read has no other reason to fail
-		return nil, fmt.Errorf("read %d keys from %s: %w: %+v", len(ops), ops[0].Key(), ErrFiltered, resp.Errors)
+	got, why, err := c.txn(ctx, ops, consistency)
+	if err == nil && got == nil { // Consul refuses reads only for a missing permission
+		err = fmt.Errorf("%w: %+v", ErrFiltered, why)
 	}
-	return t.answer(resp), nil
+	if err != nil {
+		return nil, fmt.Errorf("read %d keys from %s: %w", len(ops), ops[0].Key(), err)
+	}
+	return got, nil
 }
 
-// readsAtOnce is how many transactions of one Read are in flight.
+// readsAtOnce is how many transactions of one Read are under way at once.
 const readsAtOnce = 4
 
-// GetMany is Read for keys. The answer has one entry per key; a missing key is absent from it. ErrFiltered says that the token may not read one
-// of them.
+// GetMany is Read for keys. The answer lacks missing keys.
 func (c *Client) GetMany(ctx context.Context, keys []string, consistency Consistency) (map[string]Pair, error) {
 	found, _, err := c.Read(ctx, Reading{Keys: keys}, consistency)
 	return found, err
 }
 
-// Denied reports whether Consul refused because the token lacks a permission.
-func (e *RefusedError) Denied() bool {
-	return slices.ContainsFunc(e.Failures, Failure.Denied)
+// Denied reports whether the token lacks a permission.
+func (r *RefusedError) Denied() bool {
+	return slices.ContainsFunc(r.Failures, Failure.Denied)
 }
 
-// Denied reports whether it was for want of a permission.
+// Denied reports whether the token lacks a permission.
 func (f Failure) Denied() bool { return strings.Contains(f.What, "Permission denied") }

@@ -10,7 +10,7 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// Callers pack transactions by Bytes, so that it must never be less than what is sent.
+// Callers fill transactions by Bytes, so it must be an upper bound of the bytes that are sent.
 func TestOpBytesIsAnUpperBound(t *testing.T) {
 	t.Parallel()
 	const index = math.MaxUint64
@@ -18,22 +18,25 @@ func TestOpBytesIsAnUpperBound(t *testing.T) {
 	for _, key := range []string{"", "rcfarm/pods/x/y.0", "q\"\\<&>\u2028é\xff\x01\n"} {
 		for _, value := range [][]byte{nil, {}, {1}, {1, 2}, {1, 2, 3}, make([]byte, 1000)} {
 			for _, o := range []Op{
-				Set(key, value), SetFlags(key, value, index), CAS(key, value, index), Delete(key), DeleteCAS(key, index),
-				CheckIndex(key, index), CheckSession(key, session), CheckMissing(key), Lock(key, value, session), Unlock(key, value, session),
+				Set(key, value), SetFlags(key, value, index), CAS(key, value,
+					index), Delete(key), DeleteCAS(key, index),
+				CheckIndex(key, index), CheckSession(key, session), CheckMissing(key), Lock(key, value,
+					session), Unlock(key, value, session),
 			} {
 				sent, err := json.Marshal(&api.TxnOp{KV: &o.kv})
 				if err != nil {
 					t.Fatal(err)
 				}
 				if len(sent)+1 > o.Bytes() {
-					t.Errorf("%s with a value of %d: %d bytes with its comma, said %d", o.kv.Verb, len(value), len(sent)+1, o.Bytes())
+					t.Errorf("%s with a value of %d: %d bytes with its comma, said %d", o.kv.Verb, len(value),
+						len(sent)+1, o.Bytes())
 				}
 			}
 		}
 	}
 }
 
-// A key that is also a prefix of the reading is asked for once.
+// A key of a reading that is also one of its prefixes is read once.
 func TestAKeyThatIsAPrefixIsSentOnce(t *testing.T) {
 	t.Parallel()
 	alone := Reading{Keys: []string{"bells/u"}, Prefixes: []string{"rcs/u", "rollouts/u"}}

@@ -13,12 +13,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// throughProxy returns a client whose requests the proxy may spoil, and one that goes straight to the server.
 func throughProxy(t *testing.T) (spoilt, direct *consul.Client, p *consultest.Proxy, prefix string) {
 	t.Helper()
 	direct, prefix = consultest.Client(t)
 	p = consultest.StartProxy(t, consultest.Shared(t).Addr)
-	spoilt = clientOf(t, consul.Config{Address: p.Addr, CallTimeout: 10 * time.Second}) // a stalled call costs as much
+	spoilt = clientOf(t, consul.Config{Address: p.Addr, CallTimeout: 10 * time.Second}) // a stalled call lasts so long
 	return spoilt, direct, p, prefix
 }
 
@@ -26,7 +25,8 @@ func TestCommitDone(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
 	written := must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{
-		consul.CAS(prefix+"a", []byte("1"), 0), consul.SetFlags(prefix+"b", []byte("2"), 7), consul.CheckMissing(prefix + "c"),
+		consul.CAS(prefix+"a", []byte("1"), 0), consul.SetFlags(prefix+"b", []byte("2"),
+			7), consul.CheckMissing(prefix + "c"),
 	}))
 	a, b := get(t, c, prefix+"a"), get(t, c, prefix+"b")
 	if written[prefix+"a"] != a.ModifyIndex || written[prefix+"b"] != b.ModifyIndex || a.ModifyIndex != b.ModifyIndex {
@@ -50,14 +50,17 @@ func TestCommitRefusedWritesNothing(t *testing.T) {
 	}
 }
 
-// An error is not a refusal: the first of these lands, the second does not, and the caller cannot tell them apart.
+// A transaction without an answer has an unknown outcome: the caller cannot know that only the first of these lands.
 func TestCommitUnknown(t *testing.T) {
 	t.Parallel()
 	spoilt, direct, p, prefix := throughProxy(t)
 	for name, tc := range map[string]struct {
 		v     consultest.Verdict
 		lands bool
-	}{"landed": {consultest.CutAfter, true}, "cut": {consultest.CutBefore, false}, "timeout": {consultest.Stall, false}} {
+	}{
+		"landed": {consultest.CutAfter, true}, "cut": {consultest.CutBefore, false},
+		"timeout": {consultest.Stall, false},
+	} {
 		key := prefix + name
 		p.Set(consultest.Always(tc.v))
 		_, err := spoilt.Commit(t.Context(), []consul.Op{consul.Set(key, nil)})
@@ -69,16 +72,16 @@ func TestCommitUnknown(t *testing.T) {
 			t.Errorf("%s: landed=%v (%v)", name, landed, err)
 		}
 	}
-	// A caller that left does not know either.
 	p.Set(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := spoilt.Commit(ctx, []consul.Op{consul.Set(prefix+"left", nil)}); !errors.Is(err, consul.ErrUnknown) || !errors.Is(err, context.Canceled) {
+	if _, err := spoilt.Commit(ctx, []consul.Op{consul.Set(prefix+"left", nil)}); !errors.Is(err, consul.ErrUnknown) ||
+		!errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that left: %v", err)
 	}
 }
 
-// What never had a connection was not sent. That is one of the unknown outcomes for those who do not tell people of it.
+// A transaction that never had a connection was not sent. Its error is ErrUnsent and ErrUnknown.
 func TestCommitUnsent(t *testing.T) {
 	t.Parallel()
 	direct, _, prefix := setup(t)
@@ -142,7 +145,8 @@ func TestGetManyReadsMoreThanOneTransactionHolds(t *testing.T) {
 	found := must[map[string]consul.Pair](t)(c.GetMany(t.Context(), keys, consul.Consistent))
 	for i, key := range keys {
 		pair, exists := found[key]
-		if exists != (i%50 == 0) || exists && (string(pair.Value) != fmt.Sprint(i) || pair.ModifyIndex == 0 || pair.Key != key) {
+		if exists != (i%50 == 0) || exists &&
+			(string(pair.Value) != fmt.Sprint(i) || pair.ModifyIndex == 0 || pair.Key != key) {
 			t.Errorf("key %d: %v %+v", i, exists, pair)
 		}
 	}
@@ -151,7 +155,7 @@ func TestGetManyReadsMoreThanOneTransactionHolds(t *testing.T) {
 	}
 }
 
-// A key that is a prefix, too, is found as a key, and is not below the prefix; it may be missing.
+// A key of a reading that is also one of its prefixes is a key in the answer, if it exists, and not below the prefix.
 func TestReadAKeyThatIsAPrefix(t *testing.T) {
 	t.Parallel()
 	c, prefix := consultest.Client(t)

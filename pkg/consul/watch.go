@@ -14,39 +14,37 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// WatchOptions tune one standing query. Zero values mean the defaults.
+// WatchOptions configures one watch.
 type WatchOptions struct {
-	Wait    time.Duration   // longest time the server keeps the query open; DefaultWait
-	OnError func(err error) // told about each failed poll, before the retry; ErrFiltered among them
-	// Released says that the keys are locks which their sessions leave behind when they end: each counts the sessions that have
-	// had it. That tells one of an older store that somebody has taken since.
+	Wait    time.Duration   // longest time that the server keeps a query open; zero: DefaultWait
+	OnError func(err error) // called after each failed poll, also for ErrFiltered, before the retry
+	// Released: the keys are locks that are kept when their session ends. Consul counts how often a session has taken a
+	// key. By this count the watch sees that a lock is from an older store, even if another session has taken it since.
 	Released bool
-	// Own says besides that nobody but the watcher makes the keys: one that was made anew, and not under the session that
-	// held it before, is of an older store. For who watches the keys of others, somebody may have removed one.
+	// Own: also, only the watching daemon makes these keys. If a key was made again, but not under its former session,
+	// it is from an older store.
 	Own bool
-	// Next, if it is not nil, is in place of a standing query: whenever it returns the keys are read, consistently, and delivered also where
-	// nothing has changed.
+	// Next, if set, replaces the blocking query. Each time it returns, the watch reads consistently, and delivers even
+	// if nothing has changed.
 	Next func(ctx context.Context) error
 }
 
-// DefaultWait is how long a server keeps a standing query open.
+// DefaultWait is how long a server keeps a blocking query open.
 const DefaultWait = 5 * time.Minute
 
-// deletionsKept is for how long after the last good look Consul surely remembers each deletion since then. Its
-// tombstones live 15 minutes, which no option changes (TombstoneTTL in Consul's agent/consul/config.go). One minute is
-// left for the time between a question and the look at its answer.
+// deletionsKept is how long Consul certainly remembers a deletion. Its tombstones live for 15 minutes, which no option
+// changes (TombstoneTTL in Consul's agent/consul/config.go). One minute is for the time from query to evaluation.
 const deletionsKept = 14 * time.Minute
 
-// The pause between two polls of one watch. It grows while changes come without end, so that a storm is read in few
-// large snapshots; a lone change waits for nothing.
+// The pause between two polls of one watch. It grows while changes keep coming, so that few large snapshots contain
+// many changes.
 const (
 	minGap = 20 * time.Millisecond
 	maxGap = 100 * time.Millisecond
-	// probeWait is how long the first wait after a change lasts. A store that went back in time between two polls does
-	// not wake a wait on the index from before; only its end shows. It keeps that rare case to a few seconds without
-	// making idle watches busy.
+	// probeWait is the first wait after a change. If the store goes back between two polls, a query that waits on the
+	// former index does not end, and the watch notices the return only after the wait.
 	probeWait = 3 * time.Second
-	// quietAfter is how long nothing may have come for the next change to count as a lone one.
+	// quietAfter is the time without a change after which the pauses begin again at minGap.
 	quietAfter = time.Second
 )
 
@@ -54,30 +52,30 @@ const (
 type Snapshot struct {
 	Pairs []Pair
 	Index uint64
-	// WentBack means that the store went back in time since the last snapshot, as after restoring an older one. That may be
-	// one which an earlier watch of this client delivered.
+	// WentBack: the store went back in time since the last snapshot, perhaps of an earlier watch of this client.
 	WentBack bool
 }
 
-// WatchPrefix delivers the keys below a prefix: at once, and again after each change. Deliveries are whole and in order;
-// a slow receiver gets the newest. It returns the context's cause, or the error that deliver returned. The rules for
-// Consul's index live here and nowhere else:
-//   - a reply whose index did not advance makes the next query start from zero, because after a restore a waiting
-//     query answers with the old index and the next wait would block on it;
-//   - a store that went back in time is confirmed by a consistent read, because a new leader may be behind, and
-//     reported in the snapshot;
-//   - the first wait after a change is short, because a store that goes back between two polls wakes nobody;
-//   - an index that moved over the same keys and versions is no change: an empty prefix moves with the whole store;
-//   - an answer that ACLs filtered is an error, never an empty world;
-//   - a watch goes on from what the last one of this client has seen there: a store that goes back takes the session with
-//     it whose role was watching, and the next role would find a world that looks like any other.
+// WatchPrefix delivers the keys below a prefix at once and after each change, all keys each time, in order. A slow
+// receiver misses deliveries, but gets the newest. WatchPrefix returns the context's cause, or the error of deliver.
+// All rules for Consul's index are here:
+//   - If the index of a reply did not advance, the next query starts from zero. After a restore, a waiting query
+//     returns an old index, and the next query would wait on it too long.
+//   - If the store seems to have gone back in time, a consistent read checks it, because a new leader of Consul may be
+//     behind for a moment.
+//   - The first wait after a change is short: see probeWait.
+//   - A higher index with the same keys and versions is no change, because the index of an empty prefix moves with the
+//     whole store.
+//   - An answer that ACLs filtered is an error, never an empty list.
+//   - A watch starts with what the last watch of this client has seen below the same prefix. When the store goes back,
+//     the session of the role that watched may vanish too, and the next role would not notice the restore.
 func (c *Client) WatchPrefix(ctx context.Context, prefix string, o WatchOptions, deliver func(Snapshot) error) error {
-	return c.watch(ctx, "below "+prefix, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) { //nolint:contextcheck // the options bear it
-		return c.list(prefix, opts)
-	}, deliver)
+	//nolint:contextcheck // the options have it
+	read := func(opts *api.QueryOptions) ([]Pair, uint64, error) { return c.list(prefix, opts) }
+	return c.watch(ctx, "below "+prefix, o, read, deliver)
 }
 
-// WatchKey is WatchPrefix for one key; the snapshot holds one pair, or none when the key is missing.
+// WatchKey is WatchPrefix for one key. A missing key is no pair.
 func (c *Client) WatchKey(ctx context.Context, key string, o WatchOptions, deliver func(Snapshot) error) error {
 	return c.watch(ctx, key, o, func(opts *api.QueryOptions) ([]Pair, uint64, error) {
 		pair, meta, err := c.api.KV().Get(key, opts)
@@ -96,7 +94,9 @@ func (c *Client) WatchKey(ctx context.Context, key string, o WatchOptions, deliv
 
 type poll func(opts *api.QueryOptions) ([]Pair, uint64, error)
 
-func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read poll, deliver func(Snapshot) error) error {
+func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read poll,
+	deliver func(Snapshot) error,
+) error {
 	if o.Wait == 0 {
 		o.Wait = DefaultWait
 	}
@@ -109,7 +109,7 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 	}
 	var (
 		first = true
-		index uint64 // to wait on; zero answers at once
+		index uint64 // the query waits until the index is higher; zero: it does not wait
 		fails int
 		gap   gapper
 		open  = o.Wait // how long the server keeps the next query open
@@ -134,14 +134,14 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 			}
 			continue
 		}
-		// The present is known and the next query waits. Nothing may pass unseen in between: see probeWait.
+		// The next query waits for changes after this state. For changes that it misses see probeWait.
 		idle := time.Duration(0)
 		if index > 0 {
 			idle = minGap
 		}
 		if moved := first || next != seen.index; moved || fails > 0 || pulled {
 			snap := Snapshot{Pairs: pairs, Index: next, WentBack: seen.wentBack(pairs, next, c.past.now())}
-			// After failures the receiver's world may be another one: deliver even what looks the same.
+			// After failures the receiver may have lost its state, so deliver the same pairs, too.
 			changed := first || fails > 0 || pulled || !seen.same(pairs)
 			first = false
 			var err error
@@ -149,10 +149,11 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 				err = deliver(snap)
 			}
 			if errors.Is(err, ErrUnanswered) {
-				return err // seen is from before
+				return err // seen is unchanged, so the next watch reports WentBack again
 			}
 			if snap.WentBack {
-				seen, epoch = history{released: o.Released, own: o.Own}, c.past.forget() // what was seen before is of another history
+				// The watches have seen another history.
+				seen, epoch = history{released: o.Released, own: o.Own}, c.past.forget()
 			}
 			seen = seen.remember(pairs, next)
 			seen.at = asked
@@ -183,9 +184,12 @@ func (c *Client) watch(ctx context.Context, what string, o WatchOptions, read po
 	return context.Cause(ctx)
 }
 
-// pollOnce runs one query. The client gives up a while after the server should have answered.
-func (c *Client) pollOnce(ctx context.Context, read poll, index uint64, wait time.Duration, level Consistency) ([]Pair, uint64, error) {
-	// Consul adds up to a sixteenth of the wait as jitter: https://developer.hashicorp.com/consul/api-docs/features/blocking
+// pollOnce runs one query. The client gives up some time after the server should have answered.
+func (c *Client) pollOnce(ctx context.Context, read poll, index uint64, wait time.Duration,
+	level Consistency,
+) ([]Pair, uint64, error) {
+	// Consul adds up to a sixteenth of the wait as jitter:
+	// https://developer.hashicorp.com/consul/api-docs/features/blocking
 	limit := c.timeout
 	if index > 0 {
 		limit += wait + wait/16
@@ -196,22 +200,20 @@ func (c *Client) pollOnce(ctx context.Context, read poll, index uint64, wait tim
 	opts.WaitIndex, opts.WaitTime = index, wait
 	pairs, next, err := read(opts)
 	if err == nil && next == 0 {
-		// Nothing could be waited on. Consul's answers have one; those of something in between may not.
+		// The next query could not wait on index zero. The answer of a proxy may have none.
 		err = errors.New("the answer bears no index")
 	}
 	return pairs, next, err
 }
 
-// past is what the watches of a client have seen, by what they watch.
 type past struct {
-	clock func() time.Duration // time since the machine's start, time asleep included; nil: sinceStart
+	clock func() time.Duration // time since the machine's boot, including time asleep; nil: sinceStart
 
 	mu    sync.Mutex
-	epoch int // of the store: another one since it went back
+	epoch int // number of the store's history; grows when the store went back in time
 	seen  map[string]history
 }
 
-// now reads the clock by which looks are timed.
 func (p *past) now() time.Duration {
 	if p.clock != nil {
 		return p.clock()
@@ -219,16 +221,15 @@ func (p *past) now() time.Duration {
 	return sinceStart()
 }
 
-// recall returns what was seen last, and the epoch.
+// recall returns what the last watch of a prefix or key has seen, and the epoch.
 func (p *past) recall(what string) (history, int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.seen[what]
-	h.locks = maps.Clone(h.locks) // several may watch the same
+	h.locks = maps.Clone(h.locks) // several watches may watch the same prefix
 	return h, p.epoch
 }
 
-// keep remembers what a watch has seen that began, or saw the store go back, in an epoch.
 func (p *past) keep(what string, h history, epoch int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -241,7 +242,7 @@ func (p *past) keep(what string, h history, epoch int) {
 	p.seen[what] = h
 }
 
-// forget begins another epoch, so that one return in time is reported once. What is watched still is not kept.
+// forget begins another epoch, so that later watches do not report the same restore again.
 func (p *past) forget() (epoch int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -250,27 +251,30 @@ func (p *past) forget() (epoch int) {
 	return p.epoch
 }
 
-// history is what the last delivered snapshot looked like.
+// history is what a watch keeps of its last delivered snapshot.
 type history struct {
-	valid    bool
-	index    uint64
-	at       time.Duration     // when the last good look was asked for, by past.clock; the store was like this then or later
+	valid bool
+	index uint64
+	// at is when the last successful poll was sent, by past.clock. The store had this state then or later.
+	at       time.Duration
 	keys     map[string]uint64 // modify index by key
 	released bool              // see WatchOptions.Released
 	own      bool              // see WatchOptions.Own
-	locks    map[string]taken  // of released ones, also of keys that have vanished
+	locks    map[string]taken  // by key, if released is set; also of keys that have vanished
 }
 
-// taken is who took a lock last, how many had by then, and when the key was made.
+// taken has the session that took a lock last, the lock's count of sessions then, and the key's creation index.
 type taken struct {
 	session string
 	count   uint64
 	made    uint64
 }
 
-// remember returns the history after one more snapshot.
 func (h history) remember(pairs []Pair, index uint64) history {
-	next := history{valid: true, index: index, keys: make(map[string]uint64, len(pairs)), released: h.released, own: h.own, locks: h.locks}
+	next := history{
+		valid: true, index: index, keys: make(map[string]uint64, len(pairs)), released: h.released,
+		own: h.own, locks: h.locks,
+	}
 	if next.released && next.locks == nil {
 		next.locks = map[string]taken{}
 	}
@@ -283,7 +287,7 @@ func (h history) remember(pairs []Pair, index uint64) history {
 	return next
 }
 
-// same reports whether the snapshot holds the keys and versions remembered.
+// same reports whether the snapshot has exactly the remembered keys and versions.
 func (h history) same(pairs []Pair) bool {
 	if !h.valid || len(pairs) != len(h.keys) {
 		return false
@@ -296,16 +300,13 @@ func (h history) same(pairs []Pair) bool {
 	return true
 }
 
-// wentBack reports whether the snapshot is of an earlier time than the one remembered. The index alone cannot tell:
-// it also goes back when Consul forgets a deletion (tombstones live 15 minutes), and after a restore the next write
-// carries it ahead again. What cannot happen in one history is a version that was not there before and yet is not newer
-// than the index then, or a deletion together with a lower index, or a lock that another session has taken without being
-// one more to have it. A lock that was removed and made again since counts from the beginning; whose it is knows better
-// whether that can be.
-//
-// A deletion together with a lower index proves nothing after a long time without a look: Consul forgets the deletion,
-// and the index falls to that of the newest key that is left. So this sign counts only for deletionsKept after the last
-// look.
+// wentBack reports whether the store went back in time since h. The index alone does not show it: it also falls when
+// Consul forgets a deletion, and after a restore the next writes raise it again. But only a return explains these:
+//   - a key has a new modify index that is not above the index of the earlier snapshot;
+//   - the number of keys differs and the index is lower, within deletionsKept of the last poll. (Later, Consul may have
+//     forgotten a deletion, and the index falls to the index of the newest remaining key);
+//   - another session has taken a lock, but the lock's count of sessions is not higher. (If the lock was removed and
+//     made again, its count begins again: see WatchOptions.Own.)
 func (h history) wentBack(pairs []Pair, index uint64, now time.Duration) bool {
 	if !h.valid {
 		return false
@@ -323,13 +324,11 @@ func (h history) wentBack(pairs []Pair, index uint64, now time.Duration) bool {
 	return index < h.index && len(pairs) != len(h.keys) && now-h.at < deletionsKept
 }
 
-// gapper paces deliveries.
 type gapper struct {
 	gap  time.Duration
 	last time.Time
 }
 
-// next returns how long to wait after a delivery.
 func (g *gapper) next() time.Duration {
 	now := time.Now()
 	if now.Sub(g.last) > quietAfter {
@@ -341,7 +340,8 @@ func (g *gapper) next() time.Duration {
 	return g.gap
 }
 
-// retryPause grows to about five seconds and is spread by half, so that many watches do not come back together.
+// retryPause returns a random pause. Its average doubles with each failure, from 100 ms to 5 s. The pause is between
+// half and one and a half times the average, so that many watches do not poll at the same time.
 func retryPause(fails int) time.Duration {
 	base := min(100*time.Millisecond<<min(fails-1, 6), 5*time.Second)
 	return base/2 + rand.N(base)

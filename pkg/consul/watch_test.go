@@ -14,7 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// watcher runs one watch and passes its deliveries on.
 type watcher struct {
 	snaps  chan consul.Snapshot
 	errs   chan error
@@ -62,7 +61,6 @@ func (w *watcher) stop() {
 	w.all.Wait()
 }
 
-// until receives snapshots until one is as wanted, and returns it.
 func (w *watcher) until(t *testing.T, wanted func(consul.Snapshot) bool) consul.Snapshot {
 	t.Helper()
 	for {
@@ -146,7 +144,8 @@ func TestWatchKeyDeliversEachChange(t *testing.T) {
 	}
 }
 
-// Writes that change nothing, and writes elsewhere under an empty prefix, deliver nothing.
+// A watch delivers nothing if a write changes nothing. A watch of an empty prefix or of a missing key delivers nothing
+// if other keys change.
 func TestWatchDeliversOnlyChanges(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
@@ -180,7 +179,7 @@ func TestWatchSlowReceiverGetsTheNewest(t *testing.T) {
 	for i := range writes {
 		put(t, c, prefix+"k", fmt.Sprint(i))
 	}
-	// One delivery may have been waiting since the first write; the next is the newest.
+	// One delivery may have waited since the first write.
 	deliveries := 0
 	w.until(t, func(s consul.Snapshot) bool {
 		deliveries++
@@ -191,7 +190,7 @@ func TestWatchSlowReceiverGetsTheNewest(t *testing.T) {
 	}
 }
 
-// A storm of writes is read in few snapshots: the gap bounds what one watch asks.
+// In a storm of writes, a watch reads few snapshots, because the gap bounds its requests.
 func TestWatchGapBoundsRequestsInAStorm(t *testing.T) {
 	t.Parallel()
 	direct, _, prefix := setup(t)
@@ -209,14 +208,14 @@ func TestWatchGapBoundsRequestsInAStorm(t *testing.T) {
 	}
 	took := time.Since(started)
 	t.Logf("%d writes and %d requests in %s", writes, requests, took.Round(time.Millisecond))
-	// The first gaps are short: 20, 40 and 80 ms.
+	// The first gaps are 20, 40 and 80 ms.
 	if least := (requests - 6) * 100 * time.Millisecond; took < least {
 		t.Fatalf("%d requests came in %s, in less than %s", requests, took, least)
 	}
 }
 
-// Idle means idle. The short wait makes many query periods pass; each costs two requests: one that waits, and one that
-// asks for the present because the index did not advance.
+// An idle watch sends few requests. With a short wait, many queries end, and each costs two requests: one that waits,
+// and one from index zero because the index did not advance.
 func TestWatchDoesNotSpinWhileIdle(t *testing.T) {
 	t.Parallel()
 	direct, _, prefix := setup(t)
@@ -255,7 +254,8 @@ func TestWatchGoesOnAfterErrors(t *testing.T) {
 	t.Parallel()
 	direct, _, prefix := setup(t)
 	p := consultest.StartProxy(t, consultest.Shared(t).Addr)
-	w := startWatch(t, clientOf(t, consul.Config{Address: p.Addr}), prefix, consul.WatchOptions{Wait: 300 * time.Millisecond})
+	w := startWatch(t, clientOf(t, consul.Config{Address: p.Addr}), prefix,
+		consul.WatchOptions{Wait: 300 * time.Millisecond})
 	put(t, direct, prefix+"k", "1")
 	w.until(t, func(s consul.Snapshot) bool { return contents(s) == "k=1" })
 	p.Set(consultest.Always(consultest.CutBefore))
@@ -266,7 +266,7 @@ func TestWatchGoesOnAfterErrors(t *testing.T) {
 	if s := w.next(t); contents(s) != "k=2" || s.WentBack {
 		t.Fatalf("after errors: %+v", s)
 	}
-	// The same world is delivered again after an error: the receiver may have given up on it.
+	// The same pairs again, because the receiver may have lost its state.
 	for len(w.errs) > 0 {
 		<-w.errs
 	}
@@ -288,7 +288,7 @@ func TestWatchReturnsTheErrorOfItsReceiver(t *testing.T) {
 	}
 }
 
-// Whatever order of answers heavy traffic gives, nothing but a restore is a regression, and the last state arrives.
+// Under heavy traffic, with answers in any order, a watch never reports WentBack, and it delivers the last state.
 func TestWatchSeesNoRegressionWithoutARestore(t *testing.T) {
 	t.Parallel()
 	c, _, prefix := setup(t)
@@ -306,8 +306,9 @@ func TestWatchSeesNoRegressionWithoutARestore(t *testing.T) {
 	for n := range 4 {
 		writers.Go(func() {
 			for i := range 400 {
-				ops := []consul.Op{consul.Set(fmt.Sprintf("%sw/key%d", prefix, (n+i)%6), fmt.Appendf(nil, "%d-%d", n, i))}
-				if i%3 == 0 { // now and then the prefix is empty
+				ops := []consul.Op{consul.Set(fmt.Sprintf("%sw/key%d", prefix, (n+i)%6),
+					fmt.Appendf(nil, "%d-%d", n, i))}
+				if i%3 == 0 { // sometimes the prefix is empty
 					ops = nil
 					for key := range 6 {
 						ops = append(ops, consul.Delete(fmt.Sprintf("%sw/key%d", prefix, key)))
@@ -341,9 +342,9 @@ func TestWatchSeesNoRegressionWithoutARestore(t *testing.T) {
 	t.Logf("%d deliveries", seen)
 }
 
-// A return in time is told to the next watch, until a receiver has acted on it, and not again. (A lock that was deleted and
-// taken anew looks like one of an older store to who knows that nobody else makes it.)
-func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
+// If the store went back in time, each next watch reports it until a receiver has acted on it. (With WatchOptions.Own,
+// a lock that was deleted and taken again looks like a lock of an older store.)
+func TestAReturnInTimeIsReportedUntilItIsAnswered(t *testing.T) {
 	t.Parallel()
 	c, raw, prefix := setup(t)
 	key, first, second := prefix+"lock", rawSession(t, raw, nil), rawSession(t, raw, nil)
@@ -356,10 +357,11 @@ func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		err := c.WatchPrefix(ctx, prefix, consul.WatchOptions{Released: released, Own: released}, func(s consul.Snapshot) error {
-			wentBack = s.WentBack
-			return answer
-		})
+		err := c.WatchPrefix(ctx, prefix, consul.WatchOptions{Released: released, Own: released},
+			func(s consul.Snapshot) error {
+				wentBack = s.WentBack
+				return answer
+			})
 		if !errors.Is(err, answer) {
 			t.Fatal(err)
 		}
@@ -375,12 +377,12 @@ func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 	}
 	lock(second)
 	if !look(true, errors.Join(consul.ErrWentBack, consul.ErrUnanswered)) || !look(true, consul.ErrWentBack) {
-		t.Error("a lock that was taken in an older store was missed, or not told again")
+		t.Error("a lock that was taken in an older store was missed, or not reported again")
 	}
 	if look(true, enough) {
-		t.Error("a return in time that was answered is told again")
+		t.Error("a return in time that the receiver accepted is reported again")
 	}
-	// What the store was before does not count any more: this lock is the next one of this history.
+	// This lock is compared only with the present history.
 	lock(second)
 	must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Unlock(key, nil, second)}))
 	lock(first)
@@ -389,9 +391,9 @@ func TestAReturnInTimeIsToldUntilItIsAnswered(t *testing.T) {
 	}
 }
 
-// Operators may remove the lock of a machine that is gone, and the next one takes it anew: one key that was deleted and made
-// again says nothing about the store, whether a watch has looked in between or not.
-func TestAKeyMadeAnewIsNoReturnInTime(t *testing.T) {
+// An operator may remove the lock of a machine that is gone, and the next one makes it again. This does not mean that
+// the store went back, even if the watch has not polled in between.
+func TestAKeyMadeAgainIsNoReturnInTime(t *testing.T) {
 	t.Parallel()
 	for _, looked := range []bool{false, true} {
 		c, raw, prefix := setup(t)
@@ -413,7 +415,7 @@ func TestAKeyMadeAnewIsNoReturnInTime(t *testing.T) {
 			held := get(t, c, key)
 			must[map[string]uint64](t)(c.Commit(t.Context(), []consul.Op{consul.Unlock(key, held.Value, held.Session)}))
 		}
-		for range 3 { // the count of its sessions is what begins anew
+		for range 3 { // the count of the lock's sessions begins again after the deletion
 			lock()
 			release()
 		}

@@ -1,5 +1,4 @@
-// Package consultest gives tests a real Consul: one server per test package, a random prefix per test. A Consul that
-// cannot be started fails the tests; it never skips them.
+// Package consultest gives tests a real Consul: one server for each test package, and a random prefix for each test.
 package consultest
 
 import (
@@ -27,7 +26,7 @@ import (
 type Server struct {
 	Addr string // host:port of its HTTP API
 	Proc *os.Process
-	Dir  string // of its files; what a server on disk keeps is below data
+	Dir  string // its files; a server on disk keeps its state in data below it
 	bin  string
 	own  *devserver.Server
 	done chan struct{}
@@ -35,13 +34,12 @@ type Server struct {
 
 const startTries = 3
 
-// Start runs a Consul in dev mode. extra is more configuration as a JSON object. Stop ends it; it also ends when this
-// process does, however that happens.
+// Start runs a Consul in dev mode until Stop, or the end of this process. extra is configuration, a JSON object.
 func Start(extra string) (*Server, error) {
 	return startTimes(devserver.Config{ExtraJSON: extra})
 }
 
-// StartOnDisk is Start for a server that keeps its state on the disk, so that Kill and StartAgain lose none of it.
+// StartOnDisk is like Start, but Kill and StartAgain lose nothing.
 func StartOnDisk(extra string) (*Server, error) {
 	return startTimes(devserver.Config{ExtraJSON: extra, OnDisk: true})
 }
@@ -69,13 +67,12 @@ func start(cfg devserver.Config) (_ *Server, err error) {
 		err = s.run()
 	}
 	if err != nil {
-		_ = os.RemoveAll(s.Dir) // the error at hand matters more
+		_ = os.RemoveAll(s.Dir) // the error of start is more important
 		return nil, err
 	}
 	return s, nil
 }
 
-// run starts the server and waits until it answers.
 func (s *Server) run() error {
 	log, err := os.OpenFile(filepath.Join(s.Dir, "consul.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -95,7 +92,7 @@ func (s *Server) run() error {
 	defer exited(nil)
 	go func() {
 		select {
-		case <-done: // another program took one of the ports, say
+		case <-done: // for example because another program took one of the ports
 			exited(errors.New("consul ended"))
 		case <-ctx.Done():
 		}
@@ -108,17 +105,17 @@ func (s *Server) run() error {
 	return nil
 }
 
-// Kill ends the server as kill -9 does. StartAgain starts it again.
+// Kill ends the server as kill -9 does.
 func (s *Server) Kill() {
 	_ = s.Proc.Kill() // it may have ended already
 	<-s.done
 }
 
-// StartAgain starts a killed server on the same ports and returns when it answers.
+// StartAgain starts a killed server on the same ports.
 func (s *Server) StartAgain() error { return s.run() }
 
-// StartTied starts a command that gets SIGKILL when this process ends, even by SIGKILL. exited is called once, after the
-// command was waited for. The kernel ties a child to the thread that started it, so that thread waits here.
+// StartTied starts a command that gets SIGKILL when this process ends, even by SIGKILL. exited is called once, after
+// the command has ended. The kernel ties a child to the thread that started it.
 func StartTied(cmd *exec.Cmd, exited func(error)) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -142,13 +139,12 @@ func (s *Server) Stop() {
 	_ = os.RemoveAll(s.Dir)
 }
 
-// repoRoot is the folder that holds go.mod, found from this source file.
+// repoRoot uses the path of this source file.
 func repoRoot() string {
 	_, file, _, _ := runtime.Caller(0)
 	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
 }
 
-// shared is the server of one test package.
 type shared struct {
 	once   sync.Once
 	server *Server
@@ -157,10 +153,10 @@ type shared struct {
 
 var perPackage shared
 
-// manyClients lets tests run in parallel: all of their daemons share one address, and Consul allows 200 connections for each.
+// By default Consul allows 200 connections from one address.
 const manyClients = `{"limits": {"http_max_conns_per_client": 5000}}`
 
-// Main runs a package's tests and stops the shared server afterwards. Call it as os.Exit(consultest.Main(m)).
+// Main runs a package's tests and stops the shared server. Call it as os.Exit(consultest.Main(m)).
 func Main(m *testing.M) int {
 	forgetOtherConsul()
 	code := m.Run()
@@ -170,21 +166,19 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// forgetOtherConsul removes what the shell says of a Consul of its own (CONSUL_HTTP_ADDR, a token, TLS), because
-// clients and programs under test would turn to that one. CONSUL_BIN is the program that tests start.
+// forgetOtherConsul keeps programs under test from using another Consul. It keeps CONSUL_BIN.
 func forgetOtherConsul() {
 	for _, variable := range os.Environ() {
 		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "CONSUL_") && name != "CONSUL_BIN" {
-			_ = os.Unsetenv(name) // fails for names that no environment has
+			_ = os.Unsetenv(name) // fails only for names that no variable can have
 		}
 	}
 }
 
-// patience is how long a call may take, and goroutines may take to end after the tests, on a busy machine.
+// patience bounds a call on a busy machine, and the end of goroutines after the tests.
 const patience = time.Minute
 
-// NoLeaks returns the exit code of a package's tests: the given one, or 1 when they passed and goroutines are left that do
-// not end. goleak itself gives them half a second.
+// NoLeaks returns 1 if some goroutines do not end within patience, else code. (goleak itself waits only half a second.)
 func NoLeaks(code int) int {
 	if code != 0 {
 		return code
@@ -201,7 +195,7 @@ func NoLeaks(code int) int {
 	}
 }
 
-// Shared returns the package's server, started on first use. The package's TestMain must call Main.
+// Shared returns the package's server. The package's TestMain must call Main.
 func Shared(tb testing.TB) *Server {
 	tb.Helper()
 	perPackage.once.Do(func() { perPackage.server, perPackage.err = Start(manyClients) })
@@ -211,7 +205,7 @@ func Shared(tb testing.TB) *Server {
 	return perPackage.server
 }
 
-// Client returns a client of the package's server and a key prefix that no other test uses.
+// Client returns a client and a key prefix that no other test uses.
 func Client(tb testing.TB) (client *consul.Client, prefix string) {
 	tb.Helper()
 	client, err := consul.New(consul.Config{Address: Shared(tb).Addr, CallTimeout: patience})
@@ -222,23 +216,19 @@ func Client(tb testing.TB) (client *consul.Client, prefix string) {
 	return client, "test-" + strings.ToLower(ulid.Make().String()) + "/"
 }
 
-// Eventually waits until the condition holds, asking every 10 ms, and fails the test when it does not within the limit.
-// The condition returns nil, or what is still missing.
+// Eventually waits until the condition returns nil, and fails the test after the limit. It pauses from 10 to 30 ms,
+// because each call takes time from the code under test.
 func Eventually(tb testing.TB, limit time.Duration, condition func() error) {
 	tb.Helper()
-	deadline := time.NewTimer(limit)
-	defer deadline.Stop()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for {
+	for began := time.Now(); ; {
 		err := condition()
 		if err == nil {
 			return
 		}
-		select {
-		case <-deadline.C:
+		waited := time.Since(began)
+		if waited > limit {
 			tb.Fatalf("not within %s: %v", limit, err)
-		case <-ticker.C:
 		}
+		<-time.After(min(max(waited/10, 10*time.Millisecond), 30*time.Millisecond))
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// parentEnv makes this test program play the parent of a tied process instead of running tests.
+// parentEnv makes this test program act as the parent of a tied process. It then runs no tests.
 const parentEnv = "CONSULTEST_PLAY_PARENT"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(consultest.Main(m))
 }
 
-// playParent starts a tied process, tells its id and waits to be killed.
+// playParent starts a tied process, prints its id, and waits until it is killed.
 func playParent() {
 	child := exec.Command("sleep", "1000")
 	if err := consultest.StartTied(child, func(error) {}); err != nil {
@@ -41,7 +41,7 @@ func playParent() {
 	select {}
 }
 
-// No test may leave a Consul behind, however it ends.
+// A test must not leave a Consul behind, even if the test program is killed.
 func TestTiedProcessDiesWithItsParent(t *testing.T) {
 	t.Parallel()
 	parent := exec.Command(os.Args[0])
@@ -69,7 +69,7 @@ func TestTiedProcessDiesWithItsParent(t *testing.T) {
 	}
 	_ = parent.Wait() // it was killed
 	consultest.Eventually(t, 20*time.Second, func() error {
-		// Where nobody reaps orphans it stays as a zombie.
+		// If no process reaps orphans, the child remains as a zombie.
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child))
 		if err != nil || strings.Contains(string(stat), ") Z ") {
 			return nil //nolint:nilerr // a process that is gone has no stat
@@ -78,11 +78,12 @@ func TestTiedProcessDiesWithItsParent(t *testing.T) {
 	})
 }
 
-// What the shell of a developer or of CI says of Consul does not lead tests to that one.
+// Tests do not use the Consul that variables of a developer's shell, or of CI, name.
 func TestTheConsulOfTheShellIsForgotten(t *testing.T) {
 	if os.Getenv("PLAY_SHELL") == "" {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
-		cmd.Env = append(os.Environ(), "PLAY_SHELL=1", "CONSUL_HTTP_ADDR=127.0.0.1:1", "CONSUL_HTTP_SSL=true", "CONSUL_HTTP_TOKEN=x", "CONSUL_BIN=y")
+		cmd.Env = append(os.Environ(), "PLAY_SHELL=1", "CONSUL_HTTP_ADDR=127.0.0.1:1", "CONSUL_HTTP_SSL=true",
+			"CONSUL_HTTP_TOKEN=x", "CONSUL_BIN=y")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -122,7 +123,7 @@ func TestTwoServersRunSideBySide(t *testing.T) {
 	if _, err := shared.Get(t.Context(), prefix+"k", consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
 		t.Fatalf("both servers are one: %v", err)
 	}
-	// When Start returns, sessions can be made: the server's own node is in the catalog.
+	// When Start returns, the server's own node is in the catalog, so sessions can be made.
 	if node, err := c.AgentNode(t.Context()); err != nil || node == "" {
 		t.Fatalf("%q %v", node, err)
 	}
@@ -134,7 +135,7 @@ func TestTwoServersRunSideBySide(t *testing.T) {
 	}
 }
 
-// A Consul that ends at once is reported at once, with what it said, and leaves no files.
+// If Consul ends right after its start, Start returns an error at once, with Consul's output, and leaves no files.
 func TestStartReportsABadConfiguration(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
@@ -178,12 +179,13 @@ func TestWaitReadyEndsWithItsContext(t *testing.T) {
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
-	if err := devserver.WaitReady(ctx, devserver.Identity{Addr: fmt.Sprint("127.0.0.1:", ports[0])}); !errors.Is(err, enough) {
+	if err := devserver.WaitReady(ctx, devserver.Identity{Addr: fmt.Sprint("127.0.0.1:", ports[0])}); !errors.Is(err,
+		enough) {
 		t.Fatalf("got %v", err)
 	}
 }
 
-// Whoever has started a server does not take another one for it, whether it may ask who it is or not.
+// WaitReady notices that another server answers, even if that server does not show its identity.
 func TestAnotherConsulIsNotTheOneStarted(t *testing.T) {
 	t.Parallel()
 	for name, extra := range map[string]string{
@@ -205,7 +207,7 @@ func TestAnotherConsulIsNotTheOneStarted(t *testing.T) {
 	}
 }
 
-// A port counts as taken whether a program has it for TCP or for UDP.
+// A port is taken if a program has it for TCP or for UDP.
 func TestCheckFree(t *testing.T) {
 	t.Parallel()
 	ports, err := devserver.FreePorts(t.Context(), 2)

@@ -22,12 +22,12 @@ const (
 	Forward   Verdict = iota
 	CutBefore         // close the connection, never forward
 	CutAfter          // forward, wait for the answer, close the connection
-	Stall             // neither forward nor answer until the client leaves
-	Refuse            // answer 500 without forwarding, as an agent without a leader does
-	Delay             // stall, and forward when Release is called, although the client has left
+	Stall             // neither forward nor answer until the client closes the connection
+	Refuse            // answer 500 without forwarding, like an agent if its cluster has no leader
+	Delay             // like Stall, but forward the request when Release is called, although the client is gone then
 )
 
-// Proxy stands between a client and Consul and misbehaves as told.
+// Proxy stands between a client and Consul, and treats requests by its rule.
 type Proxy struct {
 	Addr string // host:port
 
@@ -37,19 +37,19 @@ type Proxy struct {
 	rule     func(*http.Request) Verdict
 	requests int
 	open     map[net.Conn]bool
-	most     int // connections open at once
+	most     int // highest number of connections that were open at once
 	released chan struct{}
-	late     int // requests that were held back and are carried out
+	late     int // delayed requests that are carried out
 }
 
-// StartProxy starts a proxy that forwards to a target, host:port, until the test ends.
+// StartProxy starts a proxy to a target, host:port. It ends with the test.
 func StartProxy(tb testing.TB, target string) *Proxy {
 	tb.Helper()
 	p := &Proxy{open: map[net.Conn]bool{}, released: make(chan struct{})}
 	upstream := &http.Transport{}
 	back := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: target})
 	back.Transport = upstream
-	// A client that leaves is what these tests are about, not news.
+	// In these tests clients close connections on purpose.
 	back.ErrorHandler = func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch p.judge(r) {
@@ -61,7 +61,8 @@ func StartProxy(tb testing.TB, target string) *Proxy {
 			back.ServeHTTP(httptest.NewRecorder(), r)
 			panic(http.ErrAbortHandler)
 		case Stall:
-			_, _ = io.Copy(io.Discard, r.Body) // the server looks out for the client's end only after the body's
+			// The server notices that the client is gone only after it has read the body.
+			_, _ = io.Copy(io.Discard, r.Body)
 			<-r.Context().Done()
 			panic(http.ErrAbortHandler)
 		case Refuse:
@@ -77,7 +78,7 @@ func StartProxy(tb testing.TB, target string) *Proxy {
 	srv.Start()
 	p.Addr, p.srv = srv.Listener.Addr().String(), srv
 	tb.Cleanup(func() {
-		end() // Close waits for requests under way, also for those that wait at Consul
+		end() // without end, Close would wait for requests that wait at Consul
 		srv.CloseClientConnections()
 		srv.Close()
 		upstream.CloseIdleConnections()
@@ -85,9 +86,8 @@ func StartProxy(tb testing.TB, target string) *Proxy {
 	return p
 }
 
-// delay keeps a request until Release and carries it out then.
 func (p *Proxy) delay(back http.Handler, r *http.Request) {
-	body, _ := io.ReadAll(r.Body) // what a client that left has sent is all there is
+	body, _ := io.ReadAll(r.Body) // an error means that the client has gone; forward what has arrived
 	late := r.Clone(context.WithoutCancel(r.Context()))
 	late.Body = io.NopCloser(bytes.NewReader(body))
 	go func() {
@@ -100,7 +100,7 @@ func (p *Proxy) delay(back http.Handler, r *http.Request) {
 	<-r.Context().Done()
 }
 
-// Release carries out the one request that was held back, and returns when Consul has answered it.
+// Release forwards the one delayed request, and returns after the answer.
 func (p *Proxy) Release(tb testing.TB) {
 	tb.Helper()
 	close(p.released)
@@ -124,20 +124,20 @@ func (p *Proxy) judge(r *http.Request) Verdict {
 	return p.rule(r)
 }
 
-// Set changes the rule for requests that come from now on; nil forwards.
+// Set sets the rule; nil: forward all.
 func (p *Proxy) Set(rule func(*http.Request) Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rule = rule
 }
 
-// Cut lets nothing pass any more, and drops what is under way: Consul may have got it or not.
+// Cut blocks all requests, and closes connections. Consul may have got requests under way.
 func (p *Proxy) Cut() {
 	p.Set(Always(CutBefore))
 	p.srv.CloseClientConnections()
 }
 
-// Seen returns how many requests came so far.
+// Seen returns how many requests have come.
 func (p *Proxy) Seen() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,19 +157,19 @@ func (p *Proxy) count(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// MostOpen returns how many connections were open at once.
+// MostOpen returns the highest number of connections at once.
 func (p *Proxy) MostOpen() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.most
 }
 
-// Always gives every request the same treatment.
+// Always returns a rule with one verdict.
 func Always(v Verdict) func(*http.Request) Verdict {
 	return func(*http.Request) Verdict { return v }
 }
 
-// OnTxn gives the first transactions one treatment each and forwards everything else.
+// OnTxn returns a rule with verdicts for the first transactions. It forwards all other requests.
 func OnTxn(verdicts ...Verdict) func(*http.Request) Verdict {
 	return func(r *http.Request) Verdict {
 		if r.URL.Path != "/v1/txn" || len(verdicts) == 0 {

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 )
 
-// RemoveAll is os.RemoveAll for a tree whose directories may be read-only, as those of unpacked artifacts are. Only
-// root can remove from such a directory.
+// RemoveAll is os.RemoveAll for a tree with read-only directories, such as unpacked artifacts, from which only root can
+// remove files.
 func RemoveAll(dir string) error {
 	err := os.RemoveAll(dir)
 	if err == nil {
@@ -19,5 +19,5 @@ func RemoveAll(dir string) error {
 		}
 		return err
 	})
-	return os.RemoveAll(dir) // this says what is wrong
+	return os.RemoveAll(dir) // it returns the error if the directory still cannot be removed
 }

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// ErrHung says that a server does not answer any more after a restore. Consul does so now and then (seen with 1.20.1): while it
-// restores, its store of resources and the publisher of their changes wait for each other's locks if one of its own
-// controllers subscribes just then, as they do after a start and after a restore.
+// ErrHung means that a server does not answer any more after a restore. This happens now and then (seen with 1.20.1):
+// if one of Consul's own controllers subscribes during a restore, Consul's store of resources and the publisher of
+// their changes wait for each other's locks. They subscribe after a start and after a restore.
 var ErrHung = errors.New("a server hangs in a restore")
 
 const (
@@ -21,12 +21,12 @@ const (
 	restoreTries = 5
 )
 
-// Snapshot returns a snapshot of the whole store of the server at an address.
+// Snapshot returns a snapshot of a server's store.
 func Snapshot(ctx context.Context, addr string) ([]byte, error) {
 	return snapshot(ctx, http.MethodGet, addr, nil)
 }
 
-// Restore takes the store of the server at an address back to a snapshot. It returns ErrHung when the server hangs in it.
+// Restore returns ErrHung if the server hangs.
 func Restore(ctx context.Context, addr string, saved []byte) error {
 	limited, cancel := context.WithTimeout(ctx, restoreLimit)
 	defer cancel()
@@ -54,7 +54,7 @@ func snapshot(ctx context.Context, method, addr string, body []byte) ([]byte, er
 	return data, err
 }
 
-// DespiteHangs runs an experiment, and again when it panics with ErrHung. Each run must begin with a server of its own.
+// DespiteHangs runs an experiment again if it panics with ErrHung. Each run must start its own server.
 func DespiteHangs(tb testing.TB, experiment func()) {
 	tb.Helper()
 	for range restoreTries {

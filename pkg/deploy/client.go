@@ -1,4 +1,4 @@
-// Package deploy carries plans of services out (ADR 16): it is what pkg/deploy/plan needs of a cluster, and finds out the digests of artifacts.
+// Package deploy carries out plans of services (ADR 16) on a store, and computes the digests of artifacts.
 package deploy
 
 import (
@@ -18,13 +18,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// lookEvery is how often Await looks.
 const lookEvery = 250 * time.Millisecond
 
 // Client is a plan.Client on a store.
 type Client struct {
 	Store *store.Store
-	Who   string // for the records: who deploys
+	Who   string // author of the records and of the audit record
 	What  string // for the audit record; empty: "deploy"
 	// Signatures of manifests, by digest; nil: none.
 	Signatures map[string]string
@@ -44,10 +43,10 @@ func (c *Client) Service(ctx context.Context, name string) (*record.Service, err
 	return svc, err
 }
 
-// Commit implements plan.Client. Besides plan.ErrChanged an error matches those of store.DeployDraft.
+// Commit implements plan.Client. An error matches plan.ErrChanged and the errors of store.DeployDraft.
 func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 	d.Signatures = c.Signatures
-	if d.Rollout != nil && d.Rollout.Epoch == "" { // the plan saw no cluster, or one without a first farm
+	if d.Rollout != nil && d.Rollout.Epoch == "" { // the plan was made without a cluster, or before the first farm ran
 		schema, err := c.Store.Operator.EnsureSchema(ctx)
 		if err != nil {
 			return fmt.Errorf("read schema: %w", err)
@@ -55,14 +54,15 @@ func (c *Client) Commit(ctx context.Context, d *record.Draft) error {
 		d.Rollout.Epoch = schema.Value.Epoch
 	}
 	lines := append([]string{fmt.Sprintf("service %s: revision %d", d.Service, d.Deployed.Revision)}, d.Audit...)
-	err := c.Store.Deployments.DeployDraft(ctx, d, store.NewAudit(c.Who, cmp.Or(c.What, "deploy"), d.Deployed.RC, append(lines, d.Steps...)))
+	err := c.Store.Deployments.DeployDraft(ctx, d,
+		store.NewAudit(c.Who, cmp.Or(c.What, "deploy"), d.Deployed.RC, append(lines, d.Steps...)))
 	if errors.Is(err, store.ErrConflict) {
 		return fmt.Errorf("%w: %w", plan.ErrChanged, err)
 	}
 	return err
 }
 
-// Await implements plan.Client. A read that fails is tried again until ctx ends.
+// Await implements plan.Client. It repeats a read that fails until ctx ends.
 func (c *Client) Await(ctx context.Context, g plan.Goal) error {
 	var last error
 	err := wait.PollUntilContextCancel(ctx, lookEvery, true, func(ctx context.Context) (reached bool, _ error) {
@@ -77,7 +77,7 @@ func (c *Client) Await(ctx context.Context, g plan.Goal) error {
 }
 
 func (c *Client) reached(ctx context.Context, g plan.Goal) (bool, error) {
-	end, err := c.Ended(ctx, g.Service, g.Rollout) // before what it left is read
+	end, err := c.Ended(ctx, g.Service, g.Rollout) // read first, because the end of a rollout changes the records below
 	if err != nil {
 		return false, err
 	}
@@ -99,7 +99,7 @@ func (c *Client) reached(ctx context.Context, g plan.Goal) (bool, error) {
 		return false, err
 	}
 	pods := g.Pods
-	if end != nil || g.Rollout == "" { // no rollout is about to change the count: somebody else may have, since the plan was made
+	if end != nil || g.Rollout == "" {
 		pods = st.Value.Desired
 	}
 	switch g.Reached {
@@ -107,13 +107,13 @@ func (c *Client) reached(ctx context.Context, g plan.Goal) (bool, error) {
 		return st.Value.Available >= min(g.Pods, pods), nil
 	case plan.Left:
 		return st.Value.Placed+st.Value.Stopping <= max(g.Pods, pods), nil
-	default: // plan.Gone: a controller that the rollout has left stays for good
+	default: // plan.Gone: the rollout has ended, and will not remove the controller any more
 		return end != nil && r.Value.DeletedAt == nil, nil
 	}
 }
 
-// Ended returns how a rollout ended; nil while it is under way. One that ended before anybody looked is found in the history. What is of
-// another rollout by now was replaced, and counts as aborted.
+// Ended returns how a rollout ended, nil while it is under way. If neither record nor history has the outcome, for
+// example because another rollout was started in its place, it is aborted.
 func (c *Client) Ended(ctx context.Context, service, id string) (*plan.RolloutError, error) {
 	if id == "" {
 		return nil, nil
@@ -137,14 +137,15 @@ func (c *Client) Ended(ctx context.Context, service, id string) (*plan.RolloutEr
 			return &plan.RolloutError{Service: service, State: e.Value.Outcome, Reason: e.Value.Reason}, nil
 		}
 	}
-	reason := "its record is gone, and the history does not say how it ended"
+	reason := "its record is gone, and the history does not have its outcome"
 	if replaced {
 		reason = fmt.Sprintf("%s started another rollout in its place", rec.Value.By)
 	}
 	return &plan.RolloutError{Service: service, State: rollout.Aborted, Reason: reason}, nil
 }
 
-// State reads what a plan needs to see whether there is room. Records that cannot be read count as if they were not there, and are returned.
+// State reads the records from which a plan computes the capacity of the nodes. corrupt has an error for each record
+// that cannot be read; State continues as if it did not exist.
 func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []error, err error) {
 	schema, err := s.Schema.Get(ctx, store.Default)
 	if _, unreadable := errors.AsType[*store.CorruptError](err); unreadable {
@@ -168,7 +169,6 @@ func State(ctx context.Context, s *store.Store) (state *plan.State, corrupt []er
 	state = &plan.State{Epoch: schema.Value.Epoch, Nodes: map[string]*node.View{}}
 	for _, rec := range recs {
 		if pages := rec.Value.OrphanPages; pages != nil && pages.Count > 0 {
-			// Whole or not: what the pages say by now is what counts against the node's room.
 			if listed, _, err := s.NodeOrphans(ctx, rec.Value.Name); err == nil {
 				rec.Value.Orphans = listed.Value.Orphans
 			} else {

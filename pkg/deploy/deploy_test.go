@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
 
-// world is a fresh prefix with the records that a cluster begins with.
+// world is a store below a fresh prefix, with the records that a cluster begins with.
 type world struct {
 	*deploy.Client
 	consul *consul.Client
@@ -80,12 +80,12 @@ func (w *world) deployment(t *testing.T, arg string) *plan.Deployment {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := plan.NewDeployment(w, *resolved, &plan.RollingStrategy{By: w.Who, State: w.state})
+	d := plan.NewDeployment(w, *resolved, &plan.ServicePlanner{By: w.Who, State: w.state})
 	d.Detach = true
 	return d
 }
 
-// end removes the rollout as its runner would, with what came of it.
+// end removes the rollout with an outcome, like the farm at the end of a rollout.
 func (w *world) end(t *testing.T, outcome rollout.State, reason string) {
 	t.Helper()
 	svc, err := w.Service(t.Context(), "web")
@@ -96,7 +96,8 @@ func (w *world) end(t *testing.T, outcome rollout.State, reason string) {
 	e := svc.History[len(svc.History)-1]
 	e.Outcome, e.Reason = outcome, reason
 	w.put(t, keys.Deployments.Key("web", "history", strconv.FormatInt(e.Revision, 10)), e)
-	if _, err := w.consul.Commit(t.Context(), []consul.Op{consul.Delete(keys.Rollouts.Key(svc.Deployed.ID))}); err != nil {
+	if _, err := w.consul.Commit(t.Context(),
+		[]consul.Op{consul.Delete(keys.Rollouts.Key(svc.Deployed.ID))}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -115,11 +116,13 @@ func TestDeployingTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if svc.Rollout == nil || svc.Rollout.ID != p.Rollout() || svc.Rollout.Epoch != w.state.Epoch || len(svc.Controllers) != 1 || len(svc.History) != 1 || svc.Deployed.Revision != 1 {
+	if svc.Rollout == nil || svc.Rollout.ID != p.Rollout() || svc.Rollout.Epoch != w.state.Epoch ||
+		len(svc.Controllers) != 1 || len(svc.History) != 1 || svc.Deployed.Revision != 1 {
 		t.Fatalf("%+v", svc)
 	}
 	r := svc.Controllers[0].RC
-	if r.ChangedBy != "ann" || !svc.Rollout.Has(r.ID) || r.Desired() != 0 || r.Name != "web-r1" || r.ID != rc.RevisionID(svc.Deployed.ID, 1) {
+	if r.ChangedBy != "ann" || !svc.Rollout.Has(r.ID) || r.Desired() != 0 || r.Name != "web-r1" ||
+		r.ID != rc.RevisionID(svc.Deployed.ID, 1) {
 		t.Errorf("%+v", r)
 	}
 	keys := w.Store.Keys()
@@ -136,17 +139,20 @@ func TestDeployingTwice(t *testing.T) {
 	if w.state, _, err = deploy.State(t.Context(), w.Store); err != nil || w.state.Names[r.ID] != "web-r1" {
 		t.Fatalf("%+v, %v", w.state, err)
 	}
-	w.state.Nodes["n1"] = node.NewView(node.Node{Name: "n1", Epoch: w.state.Epoch, Capacity: node.Capacity{Slots: 2}}, node.Ops{Name: "n1"}, true)
+	w.state.Nodes["n1"] = node.NewView(node.Node{Name: "n1", Epoch: w.state.Epoch, Capacity: node.Capacity{Slots: 2}},
+		node.Ops{Name: "n1"}, true)
 	second := w.deployment(t, "b")
-	second.Strategy.(*plan.RollingStrategy).Override = "resourceutil"
+	second.Planner.(*plan.ServicePlanner).Override = "resourceutil"
 	p, err = second.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if svc, err = w.Service(t.Context(), "web"); err != nil || len(svc.Controllers) != 2 || len(svc.History) != 2 || svc.Deployed.Revision != 2 || svc.Rollout.ID != p.Rollout() {
+	if svc, err = w.Service(t.Context(), "web"); err != nil || len(svc.Controllers) != 2 || len(svc.History) != 2 ||
+		svc.Deployed.Revision != 2 || svc.Rollout.ID != p.Rollout() {
 		t.Fatalf("%+v, %v", svc, err)
 	}
-	if names, err := w.Store.Deployments.ListServices(t.Context()); err != nil || !slices.Equal(names, []string{"web"}) {
+	if names, err := w.Store.Deployments.ListServices(t.Context()); err != nil ||
+		!slices.Equal(names, []string{"web"}) {
 		t.Error(names, err)
 	}
 	recs, corrupt, err := w.Store.Deployments.ListRollouts(t.Context())
@@ -155,7 +161,8 @@ func TestDeployingTwice(t *testing.T) {
 	}
 }
 
-// A plan that saw no epoch, because it was made before the first farm or without the state of the cluster, takes the one that there is.
+// A plan has no epoch if it was made before the first farm ran, or without the state of the cluster. Its rollout gets
+// the epoch of the store.
 func TestDeployingBeforeTheFirstFarm(t *testing.T) {
 	t.Parallel()
 	for name, state := range map[string]*plan.State{"before": {}, "without": nil} {
@@ -166,7 +173,9 @@ func TestDeployingBeforeTheFirstFarm(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := &world{Client: &deploy.Client{Store: store.New(client, keys), Who: "ann"}, consul: client, state: state}
+			w := &world{
+				Client: &deploy.Client{Store: store.New(client, keys), Who: "ann"}, consul: client, state: state,
+			}
 			if _, err := w.deployment(t, "a").Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -181,7 +190,7 @@ func TestDeployingBeforeTheFirstFarm(t *testing.T) {
 	}
 }
 
-// Of two plans that were made at once the later is refused, and writes nothing.
+// If two plans were made at the same time, the later commit is refused, and writes nothing.
 func TestTwoDeployAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -208,26 +217,30 @@ func TestTwoDeployAtOnce(t *testing.T) {
 	}
 }
 
-// What a draft was made from is a condition of its transaction.
+// A draft's transaction is refused if the records that the draft was made from have changed.
 func TestDraftsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*testing.T, *world, *record.Draft){
 		"the service is there": func(t *testing.T, w *world, d *record.Draft) {
 			w.put(t, w.Store.Keys().Deployed.Key("web"), d.Deployed)
 		},
-		"the name is taken": func(t *testing.T, w *world, _ *record.Draft) { w.put(t, w.Store.Keys().Names.Key("web-r1"), "x") },
+		"the name is taken": func(t *testing.T, w *world, _ *record.Draft) {
+			w.put(t, w.Store.Keys().Names.Key("web-r1"), "x")
+		},
 		"another rollout": func(t *testing.T, w *world, d *record.Draft) {
 			w.put(t, w.Store.Keys().Rollouts.Key(d.Rollout.Unit()), d.Rollout)
 		},
-		"another epoch":             func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Epoch = "x" },
-		"a controller that is gone": func(_ *testing.T, _ *world, d *record.Draft) { d.Change = append(d.Change, rc.RC{ID: "x"}) },
+		"another epoch": func(_ *testing.T, _ *world, d *record.Draft) { d.Rollout.Epoch = "x" },
+		"a controller that is gone": func(_ *testing.T, _ *world, d *record.Draft) {
+			d.Change = append(d.Change, rc.RC{ID: "x"})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			caught := &catcher{Client: w.Client}
 			d := w.deployment(t, "a")
-			d2 := plan.NewDeployment(caught, d.Spec, d.Strategy)
+			d2 := plan.NewDeployment(caught, d.Spec, d.Planner)
 			d2.Detach = true
 			if _, err := d2.Run(t.Context()); err != nil {
 				t.Fatal(err)
@@ -241,7 +254,8 @@ func TestDraftsThatAreRefused(t *testing.T) {
 			if !errors.Is(err, plan.ErrChanged) {
 				t.Error(err)
 			}
-			if after, err := w.consul.Keys(t.Context(), w.Store.Keys().Prefix()); err != nil || !slices.Equal(before, after) {
+			if after, err := w.consul.Keys(t.Context(), w.Store.Keys().Prefix()); err != nil ||
+				!slices.Equal(before, after) {
 				t.Errorf("%v became %v, %v", before, after, err)
 			}
 		})
@@ -271,16 +285,20 @@ func TestAwait(t *testing.T) {
 	goal := plan.Goal{Service: "web", Rollout: p.Rollout(), RC: r.ID, Reached: plan.Available, Pods: 2}
 	waited := make(chan error, 1)
 	go func() { waited <- w.Await(t.Context(), goal) }()
-	w.put(t, w.Store.Keys().Statuses.Key(r.ID), rc.Status{RCID: r.ID, ObservedGeneration: r.Generation, Available: 2, Placed: 2})
+	w.put(t, w.Store.Keys().Statuses.Key(r.ID),
+		rc.Status{RCID: r.ID, ObservedGeneration: r.Generation, Available: 2, Placed: 2})
 	if err := <-waited; err != nil {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("the time is up"))
 	defer cancel()
-	if err := w.Await(ctx, plan.Goal{Service: "web", Rollout: p.Rollout(), RC: r.ID, Reached: plan.Left, Pods: 1}); err == nil || !strings.Contains(err.Error(), "the time is up") {
+	if err := w.Await(ctx,
+		plan.Goal{Service: "web", Rollout: p.Rollout(), RC: r.ID, Reached: plan.Left, Pods: 1}); err == nil ||
+		!strings.Contains(err.Error(), "the time is up") {
 		t.Error(err)
 	}
-	if err := w.Await(t.Context(), plan.Goal{Service: "web", Rollout: p.Rollout(), RC: "none", Reached: plan.Gone}); err != nil {
+	if err := w.Await(t.Context(),
+		plan.Goal{Service: "web", Rollout: p.Rollout(), RC: "none", Reached: plan.Gone}); err != nil {
 		t.Error(err)
 	}
 	w.end(t, rollout.Failed, "it crashed")
@@ -323,7 +341,7 @@ func TestDigests(t *testing.T) {
 		{"file://" + file, ""},
 		{server.URL + "/a.tar", ""},
 		{server.URL + "/moved", ""},
-		{server.URL + "/plain", "the server redirects to something else than https"},
+		{server.URL + "/plain", "the server redirects to a URL that is not https"},
 		{server.URL + "/round", "stopped after 10 redirects"},
 		{server.URL + "/none", "the server answered 404 Not Found"},
 		{"file://" + filepath.Dir(file), "is a directory; allowed: a regular file"},
@@ -358,8 +376,9 @@ func TestAwaitAfterSomebodyScaled(t *testing.T) {
 	svc, _ := w.Service(t.Context(), "web")
 	r := svc.Controllers[0].RC
 	goal := plan.Goal{Service: "web", Rollout: p.Rollout(), RC: r.ID, Reached: plan.Available, Pods: 2}
-	// meanwhile another person has scaled it down to 1, and the rollout is done
-	w.put(t, w.Store.Keys().Statuses.Key(r.ID), rc.Status{RCID: r.ID, ObservedGeneration: r.Generation, Desired: 1, Available: 1, Placed: 1})
+	// Somebody else has scaled the service down to 1 since, and the rollout is done.
+	w.put(t, w.Store.Keys().Statuses.Key(r.ID),
+		rc.Status{RCID: r.ID, ObservedGeneration: r.Generation, Desired: 1, Available: 1, Placed: 1})
 	w.end(t, rollout.Done, "")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

@@ -17,29 +17,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/regular"
 )
 
-// How much an artifact may be, and how long reading it may take.
+// Limits of what rcctl reads to find a digest. A node has its own limits, such as --artifact-max-bytes.
 const (
 	MaxArtifactBytes = 4 << 30
 	FetchTimeout     = 15 * time.Minute
 	maxRedirects     = 10
 )
 
-// TarSource finds out the digest of an archive behind a file: or https: URL by reading all of it.
+// TarSource computes the digest of an archive at a file: or https: URL. It reads all of it.
 type TarSource struct {
-	Client *http.Client // nil: one that stays on https
+	Client *http.Client // nil: a client that follows redirects to https only
 }
 
 var _ plan.DigestSource = (*TarSource)(nil)
 
 // Digest implements plan.DigestSource.
-func (s *TarSource) Digest(ctx context.Context, artifact string) (string, error) {
+func (t *TarSource) Digest(ctx context.Context, artifact string) (string, error) {
 	u, err := url.Parse(artifact)
 	switch {
 	case err != nil:
 	case u.Scheme == "file" && u.Host == "" && filepath.IsAbs(u.Path):
 		return digestOfFile(ctx, u.Path)
 	case u.Scheme == "https" && u.Host != "" && u.User == nil:
-		return s.download(ctx, artifact)
+		return t.download(ctx, artifact)
 	}
 	return "", errors.New("its URL is not valid; allowed: file:///absolute/path or https://host/path")
 }
@@ -53,18 +53,18 @@ func digestOfFile(ctx context.Context, path string) (string, error) {
 	return digestOf(ctx, f)
 }
 
-func (s *TarSource) download(ctx context.Context, from string) (string, error) {
+func (t *TarSource) download(ctx context.Context, from string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, FetchTimeout, fmt.Errorf("not read within %s", FetchTimeout))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {
 		return "", err
 	}
-	// The file is hashed as the server holds it; a transparently unpacked body would have another digest.
+	// A body that the client unpacks would have another digest than the file on the server.
 	req.Header.Set("Accept-Encoding", "identity")
 	client := http.Client{Transport: http.DefaultTransport}
-	if s.Client != nil {
-		client = *s.Client
+	if t.Client != nil {
+		client = *t.Client
 	}
 	client.CheckRedirect = stayOnHTTPS
 	resp, err := client.Do(req)
@@ -83,13 +83,12 @@ func stayOnHTTPS(req *http.Request, via []*http.Request) error {
 	case len(via) >= maxRedirects:
 		return fmt.Errorf("stopped after %d redirects", maxRedirects)
 	case req.URL.Scheme != "https":
-		return errors.New("the server redirects to something else than https")
+		return errors.New("the server redirects to a URL that is not https")
 	default:
 		return nil
 	}
 }
 
-// digestOf reads to the end, or to where ctx ends.
 func digestOf(ctx context.Context, r io.ReadCloser) (string, error) {
 	defer context.AfterFunc(ctx, func() { _ = r.Close() })()
 	hash := sha256.New()

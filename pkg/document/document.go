@@ -1,5 +1,5 @@
-// Package document reads one document that people write, YAML or JSON, strictly. rcctl, inspect and trust policies
-// read with it; what cannot be read is refused with its place (P9).
+// Package document reads documents that people write, in YAML or JSON, strictly. An error names the field or the line
+// (P9).
 package document
 
 import (
@@ -17,8 +17,8 @@ import (
 // MaxBytes bounds the size of a document.
 const MaxBytes = 1 << 20
 
-// ToJSON turns one document of strict YAML, of which JSON is a part, into JSON. allowed says in words what the document
-// should be. JSON stays as it is, so that no number in it is read and written on the way. Its errors are field.Errors.
+// ToJSON converts one document of strict YAML into JSON. It returns a JSON document unchanged, because a conversion
+// could change numbers. allowed describes the expected document in errors, which are field.Errors.
 func ToJSON(data []byte, allowed string) ([]byte, error) {
 	docs, err := documents(data, allowed)
 	if err != nil {
@@ -32,7 +32,7 @@ func ToJSON(data []byte, allowed string) ([]byte, error) {
 	return convert(docs[0])
 }
 
-// AllToJSON is ToJSON for a file that may hold several documents, one after the other. It returns at least one.
+// AllToJSON is ToJSON for a file with one or more documents.
 func AllToJSON(data []byte, allowed string) ([][]byte, error) {
 	docs, err := documents(data, allowed)
 	for i := 0; i < len(docs) && err == nil; i++ {
@@ -41,11 +41,11 @@ func AllToJSON(data []byte, allowed string) ([][]byte, error) {
 	return docs, err
 }
 
-// documents returns what a file holds: at least one document.
 func documents(data []byte, allowed string) ([][]byte, error) {
 	var errs field.Errors
 	if len(data) > MaxBytes {
-		errs.Add("document", field.Text("a size of more than "+fmt.Sprint(MaxBytes)+" bytes"), fmt.Sprintf("at most %d bytes", MaxBytes))
+		errs.Add("document", field.Text("a size of more than "+fmt.Sprint(MaxBytes)+" bytes"),
+			fmt.Sprintf("at most %d bytes", MaxBytes))
 		return nil, errs
 	}
 	docs := split(data)
@@ -66,8 +66,9 @@ func convert(doc []byte) ([]byte, error) {
 	return converted, nil
 }
 
-// split returns the documents of a YAML stream that hold anything besides comments. Each keeps its line numbers by empty
-// lines in front. (The YAML library reads the first document and does not say that there are more.)
+// split returns the documents of a YAML stream, except those that contain only comments. (The YAML library would ignore
+// all documents but the first.) Each document gets as many empty lines in front as the file has lines before it, so
+// that line numbers in errors are right.
 func split(data []byte) [][]byte {
 	var docs [][]byte
 	line, start := 0, 0
@@ -89,8 +90,8 @@ func split(data []byte) [][]byte {
 	return docs
 }
 
-// cutMarker recognises the lines "---" and "..." that start and end a document, and returns what follows on the line.
-// Source: https://yaml.org/spec/1.1/#document%20boundary%20marker/
+// cutMarker returns the text that follows "---" or "..." on the line. Source:
+// https://yaml.org/spec/1.1/#document%20boundary%20marker/
 func cutMarker(line []byte) (marker bool, rest []byte) {
 	if rest, marker = bytes.CutPrefix(line, []byte("---")); !marker {
 		rest, marker = bytes.CutPrefix(line, []byte("..."))
@@ -109,7 +110,6 @@ func holdsAnything(text []byte) bool {
 	return false
 }
 
-// explain turns the YAML library's words into field.Errors.
 func explain(err error) error {
 	var errs field.Errors
 	repeated := regexp.MustCompile(`line (\d+): key "?(.*?)"? already set in map`)
@@ -118,7 +118,8 @@ func explain(err error) error {
 		errs.Add(m[2], field.Text("a second time (line "+m[1]+")"), "each key once")
 	}
 	if errs == nil {
-		errs.Add("document", field.Text("this text"), fmt.Sprintf("YAML or JSON (%s)", strings.ReplaceAll(text, "\n", " ")))
+		errs.Add("document", field.Text("this text"),
+			fmt.Sprintf("YAML or JSON (%s)", strings.ReplaceAll(text, "\n", " ")))
 	}
 	return errs
 }

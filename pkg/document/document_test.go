@@ -35,8 +35,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// JSON is handed on byte by byte: a reader of YAML would make 1 of 1.0 and lose digits.
-func TestJSONStaysAsItIs(t *testing.T) {
+// JSON is returned unchanged, because a YAML decoder would turn 1.0 into 1 and lose digits.
+func TestJSONIsNotChanged(t *testing.T) {
 	in := `{"a": 1.0, "b": 123456789012345678901234567890, "c": 1e400}` + "\n"
 	got, err := ToJSON([]byte(in), "a document")
 	if err != nil || string(got) != in {
@@ -54,15 +54,17 @@ func TestAllToJSON(t *testing.T) {
 		t.Errorf("%q, %v", docs, err)
 	}
 	for in, want := range map[string]string{
-		"# nothing\n":                "document: missing; allowed: documents",
-		"a: 1\n---\nb: 2\nb: 3\n":    "b: a second time (line 4) is not valid; allowed: each key once",
-		strings.Repeat(" ", 1<<20+1): "document: a size of more than 1048576 bytes is not valid; allowed: at most 1048576 bytes",
+		"# nothing\n":             "document: missing; allowed: documents",
+		"a: 1\n---\nb: 2\nb: 3\n": "b: a second time (line 4) is not valid; allowed: each key once",
+		strings.Repeat(" ", 1<<20+1): "document: a size of more than 1048576 bytes is not valid; " +
+			"allowed: at most 1048576 bytes",
 	} {
 		if _, err := AllToJSON([]byte(in), "documents"); err == nil || err.Error() != want {
 			t.Errorf("%.20q: %v", in, err)
 		}
 	}
-	if _, err := ToJSON([]byte("a: 1\n---\nb: 2\n"), "one"); err == nil || err.Error() != "document: a file with 2 documents is not valid; allowed: one" {
+	if _, err := ToJSON([]byte("a: 1\n---\nb: 2\n"), "one"); err == nil ||
+		err.Error() != "document: a file with 2 documents is not valid; allowed: one" {
 		t.Error(err)
 	}
 }

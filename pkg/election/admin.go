@@ -12,12 +12,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// State is an election at one moment, for whoever looks at it or operates it.
+// State is an election at one moment, for programs that show or operate it.
 type State struct {
 	Name       string
 	Lease      ballot.Lease
-	Candidates []ballot.Candidate // in the order of their ids
-	// Verdict is what a candidate would find. Whether the last round is over is told by its time and the clock here, as for people.
+	Candidates []ballot.Candidate // sorted by id
+	// Verdict is what a candidate would decide. The time for answers is over if the round is older than
+	// DefaultPatience.
 	Verdict ballot.Verdict
 
 	keys
@@ -35,14 +36,15 @@ func List(ctx context.Context, c *consul.Client, prefix string) ([]string, error
 	return names, err
 }
 
-// Read reads an election. It returns consul.ErrNotFound where there is none of that name.
+// Read returns consul.ErrNotFound if there is no election of that name.
 func Read(ctx context.Context, c *consul.Client, prefix, lease string) (*State, error) {
 	var errs field.Errors
 	if errs.CheckName("lease", lease); errs != nil {
 		return nil, errs
 	}
 	s := &State{Name: lease, keys: keysOf(prefix, lease)}
-	_, pairs, err := c.Read(ctx, consul.Reading{Prefixes: []string{s.keys.lease(), s.keys.candidates()}}, consul.Consistent)
+	_, pairs, err := c.Read(ctx, consul.Reading{Prefixes: []string{s.keys.lease(), s.keys.candidates()}},
+		consul.Consistent)
 	if err != nil {
 		return nil, err
 	}
@@ -52,14 +54,15 @@ func Read(ctx context.Context, c *consul.Client, prefix, lease string) (*State, 
 	s.Lease = s.leaseOf(pairs)
 	s.Candidates = candidatesOf(s.recordsOf(pairs))
 	age := time.Since(s.Lease.Round.At.Time)
-	p := s.Lease.Pings(lease, "", age.Abs() > DefaultPatience) // a clock that is behind must not hide that nobody answers
+	// If the local clock is behind, age is negative, and must not hide that no candidate answers.
+	p := s.Lease.Pings(lease, "", age.Abs() > DefaultPatience)
 	p.Round = s.Lease.Round.Nonce
 	s.Verdict = ballot.Elect(s.Candidates, p)
 	return s, nil
 }
 
-// Leader returns the id of who leads, and that of the session by which it does. Both are empty where nobody does, and the id may be so of
-// a program that says no name.
+// Leader returns the id of the leader, and its session. Both are empty if there is no leader; the id also if a program
+// took the lock without a name.
 func (s *State) Leader() (id, session string) {
 	if !s.Lease.Held() {
 		return "", ""
@@ -67,9 +70,10 @@ func (s *State) Leader() (id, session string) {
 	return s.Lease.Holder.ID, s.Lease.Session
 }
 
-// Yield returns what makes the leader give way to another candidate until it starts anew; and who leads. Like Pin and Unpin it opens a round,
-// if nobody has opened one since the state was read: what is returned is to be committed in one transaction, and computed from a
-// newer state when that is refused.
+// Yield returns operations that put the leader behind all other candidates until it restarts, and the leader's id.
+//
+// The operations of Yield, Pin and Unpin open a round. Commit them in one transaction. If another round was opened
+// meanwhile, Consul refuses it. Then compute them again from a newer state.
 func (s *State) Yield(by string) (ops []consul.Op, leader string, err error) {
 	leader, session := s.Leader()
 	c := s.candidate(leader)
@@ -86,7 +90,7 @@ func (s *State) Yield(by string) (ops []consul.Op, leader string, err error) {
 	return s.change(by, "yield", func(r *ballot.Round) { r.Put(*c) }), leader, nil
 }
 
-// Pin returns what has a candidate lead before all others, while it lives and answers.
+// Pin returns operations that put a candidate before all others, as long as it lives and answers.
 func (s *State) Pin(by, id string) ([]consul.Op, error) {
 	if s.candidate(id) == nil {
 		return nil, fmt.Errorf("%w: %s is no candidate of %s that lives", ErrPointless, id, s.Name)
@@ -94,7 +98,7 @@ func (s *State) Pin(by, id string) ([]consul.Op, error) {
 	return s.change(by, "pin", func(r *ballot.Round) { r.PinTo(id) }), nil
 }
 
-// Unpin returns what lets the strategy decide again. There are no operations where nobody is pinned.
+// Unpin returns operations that let the strategy decide again; none if no candidate is pinned.
 func (s *State) Unpin(by string) []consul.Op {
 	if s.Lease.Round.Pin == "" {
 		return nil
@@ -102,15 +106,14 @@ func (s *State) Unpin(by string) []consul.Op {
 	return s.change(by, "unpin", func(r *ballot.Round) { r.PinTo("") })
 }
 
-// ErrPointless says that an operator asks for what cannot be.
+// ErrPointless means that an operator's request would change nothing.
 var ErrPointless = errors.New("that changes nothing")
 
-// candidate returns one that lives, nil where none of that id does.
+// candidate returns the living candidate with an id, or nil.
 func (s *State) candidate(id string) *ballot.Candidate {
 	return field.Find(s.Candidates, func(c *ballot.Candidate) bool { return c.ID == id && c.Session != "" })
 }
 
-// change returns the next round, changed.
 func (s *State) change(by, why string, what func(*ballot.Round)) []consul.Op {
 	next := s.Lease.Next(nonce(), by, why, ballot.Time{Time: time.Now()}, s.Candidates)
 	what(&next)

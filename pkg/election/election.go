@@ -1,12 +1,13 @@
-// Package election chooses one leader among the processes of a program, so that a fleet of mixed versions is safe: all candidates write
-// records, all compute the same choice (package ballot), and a lock in Consul decides where they have seen different things.
+// Package election chooses one leader among the processes of a program, which may have different versions. All
+// candidates write records, and compute the same choice from them (package ballot). If candidates have seen different
+// records, a lock in Consul decides.
 //
-// Run is a candidate for as long as its context lasts, and runs a duty whenever it leads. Leadership is a context: it ends with a cause,
-// ErrYielded or ErrLost, and the duty must return then. What a leader writes goes through Commit, which has Consul itself refuse it once
-// the lock has moved on: a leader that was paused, cut off or deposed, and does not know yet, changes nothing any more.
+// Run takes part as a candidate. While it leads, it runs the duty with a context for this leadership, which ends with
+// the cause ErrYielded or ErrLost. Then the duty must return. A leader writes with Commit. Consul refuses the write if
+// the leader does not hold the lock any more. So a leader that was suspended, cut off or replaced cannot change
+// anything.
 //
-// The package needs a Consul and a session (consul.Client.RunSession), and nothing else of rcfarm. docs/adr/0021-elections.md says why it
-// is as it is, docs/examples/cron is a program that uses it.
+// docs/adr/0021-elections.md has the reasons, docs/examples/cron is a program that uses the package.
 package election
 
 import (
@@ -21,19 +22,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Why a leader's context ends, besides the reasons of the context that Run got.
+// Why a leader's context ended, besides the end of Run's context.
 var (
-	// ErrYielded means that a better candidate is to lead. The duty should end what it is at soon: Commit refuses the ended context, but
-	// takes context.WithoutCancel of it for as long as the duty has not returned.
+	// ErrYielded means that a better candidate must lead. The duty should end soon. For last writes, until the duty has
+	// returned, Commit accepts context.WithoutCancel of its context.
 	ErrYielded = errors.New("the leadership is yielded to a better candidate")
-	// ErrLost means that the lock is not ours any more, or cannot be proved to be.
+	// ErrLost means that this process lost the lock, or cannot prove that it still holds it.
 	ErrLost = consul.ErrLost
 )
 
-// ErrNoLeader is what Commit returns for a context that no duty got.
+// ErrNoLeader is returned by Commit for a context that is not from a duty.
 var ErrNoLeader = errors.New("the context is not that of a leader")
 
-// DefaultPrefix is where elections are unless somebody says otherwise: where rcctl looks for them.
+// DefaultPrefix is the default prefix of elections, which rcctl uses.
 const DefaultPrefix = "rcfarm/"
 
 // Defaults of Candidate.
@@ -42,51 +43,52 @@ const (
 	DefaultPingEvery = 2 * time.Minute
 )
 
-// Candidate says who takes part in which election.
+// Candidate is a candidate and its election.
 type Candidate struct {
 	Client  *consul.Client
 	Session *consul.Session // of RunSession; it must outlive Run
-	Prefix  string          // of all elections' keys, ends with a slash; DefaultPrefix when empty
-	Lease   string          // name of what the candidates compete for
-	ID      string          // of this candidate among those of the lease; stable
+	Prefix  string          // of the keys of all elections, ends with a slash; DefaultPrefix if empty
+	Lease   string          // name of the lease for which the candidates compete
+	ID      string          // of this candidate; unique among the candidates; the same after a restart
 
-	BinaryVersion    string          // such as "1.19.0"; ballot.Unstamped when empty
-	EmulationVersion string          // BinaryVersion when empty
-	Strategy         ballot.Strategy // ballot.OldestEmulationVersion when empty
+	BinaryVersion    string          // such as "1.19.0"; empty: ballot.Unstamped
+	EmulationVersion string          // empty: BinaryVersion
+	Strategy         ballot.Strategy // empty: ballot.OldestEmulationVersion
 
-	// Uncoordinated takes the lock whenever it is free, without a record and without asking anybody. It is for fleets in which some do not
-	// coordinate yet; who holds the lock so is left alone by the others.
+	// Uncoordinated is for programs that do not take part in elections yet. The process takes a free lock at once,
+	// without a record and a round, and candidates do not take the lock from it.
 	Uncoordinated bool
 
-	Patience  time.Duration // how long answers are waited for; DefaultPatience when zero
-	PingEvery time.Duration // how often the leader asks who is there; DefaultPingEvery when zero
-	// OnEvent is told what happens, from one goroutine. It must not block. It may be nil.
+	Patience  time.Duration // how long to wait for answers; zero: DefaultPatience
+	PingEvery time.Duration // how often the leader opens a round; zero: DefaultPingEvery
+	// OnEvent is called for each event, from one goroutine. It must not block. It may be nil.
 	OnEvent func(Event)
 }
 
-// EventKind says what an Event is about.
+// EventKind is the kind of an Event.
 type EventKind string
 
 // The kinds of events.
 const (
-	Elected    EventKind = "elected"    // this candidate leads from now on
-	Ended      EventKind = "ended"      // its duty has returned; Err is why its leadership ended, and what the duty returned
-	Leader     EventKind = "leader"     // another one leads; empty: nobody does
-	Opened     EventKind = "opened"     // this candidate has opened a round; Text says why
-	Conditions EventKind = "conditions" // those that hold now, none in the end, as this candidate sees it
-	Failed     EventKind = "failed"     // something that is tried again; Err is why
+	Elected EventKind = "elected" // this candidate leads from now on
+	// Ended means that the duty has returned. Err is why the leadership ended, and what the duty returned.
+	Ended      EventKind = "ended"
+	Leader     EventKind = "leader"     // another candidate leads; if Event.Leader is empty, no candidate leads
+	Opened     EventKind = "opened"     // this candidate has opened a round; Text is why
+	Conditions EventKind = "conditions" // see Event.Conditions
+	Failed     EventKind = "failed"     // an attempt that will be repeated; Err is why
 )
 
-// Event is something that happened.
+// Event is something that happened in the election.
 type Event struct {
 	Kind       EventKind
-	Leader     string // its id, as far as known
+	Leader     string // id of the leader, as far as known
 	Text       string
-	Conditions []ballot.Condition
+	Conditions []ballot.Condition // that are true now for this candidate; empty: none
 	Err        error
 }
 
-// complete fills in the defaults and returns what is wrong.
+// complete sets the defaults and returns what is wrong.
 func (c *Candidate) complete() error {
 	c.Prefix, c.BinaryVersion = cmp.Or(c.Prefix, DefaultPrefix), cmp.Or(c.BinaryVersion, ballot.Unstamped)
 	c.EmulationVersion = cmp.Or(c.EmulationVersion, c.BinaryVersion)
@@ -114,14 +116,18 @@ func (c *Candidate) complete() error {
 }
 
 func (c *Candidate) record() *ballot.Record {
-	return &ballot.Record{LeaseName: c.Lease, BinaryVersion: c.BinaryVersion, EmulationVersion: c.EmulationVersion, Strategy: c.Strategy}
+	return &ballot.Record{
+		LeaseName: c.Lease, BinaryVersion: c.BinaryVersion, EmulationVersion: c.EmulationVersion,
+		Strategy: c.Strategy,
+	}
 }
 
-// Run takes part in an election until ctx ends, which should be the context of the session's role. Whenever this candidate is chosen it
-// runs the duty, whose context ends with the leadership. A duty that returns by itself ends Run: the lock is released, the record
-// removed, and Run returns its error. Else Run returns the cause of ctx's end; consul.ErrWentBack when the store went back in time, which
-// the role must return too; or an error that another try cannot mend, such as a token that may not write.
-// When Run returns the duty has.
+// Run takes part in an election until ctx, which should be the context of the session's role, ends. While this
+// candidate leads, it runs the duty. If the duty returns before its context ends, Run gives the lease up, and returns
+// the duty's error. Otherwise Run returns, after the duty, one of these:
+//   - the cause of ctx's end;
+//   - consul.ErrWentBack if the store went back in time; the role must return it too;
+//   - an error that another try cannot mend, for example if the token is not allowed to write.
 func Run(ctx context.Context, c Candidate, duty func(leaderCtx context.Context) error) error {
 	if err := c.complete(); err != nil {
 		return err
@@ -133,10 +139,10 @@ func Run(ctx context.Context, c Candidate, duty func(leaderCtx context.Context) 
 	return p.run(watching)
 }
 
-// Commit carries out a transaction as the leader whose duty's context it gets: Consul refuses it unless that leader still holds the lock,
-// in this very tenure. It takes two operations less than consul.MaxTxnOps. Its outcomes are those of consul.Client.Commit, with one thing
-// settled: what returned consul.ErrUnknown has been carried out by then, or never will be, unless the error matches ErrLost or the
-// context has ended. The indices are those of the written keys.
+// Commit carries out a transaction of at most consul.MaxTxnOps-2 operations. leaderCtx is the context of a duty. Consul
+// refuses the transaction if the leader does not hold the lock any more in the same tenure. Commit returns the errors
+// of consul.Client.Commit. But after consul.ErrUnknown the transaction cannot land later, unless the error also matches
+// ErrLost, or the context has ended.
 func Commit(leaderCtx context.Context, ops []consul.Op) (map[string]uint64, error) {
 	t, ok := leaderCtx.Value(tenureKey{}).(*tenure)
 	if !ok {

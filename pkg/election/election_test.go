@@ -21,10 +21,11 @@ func TestOneLeads(t *testing.T) {
 	a := f.start("a", "1.19", nil)
 	f.leads("a")
 	s := f.state()
-	if len(s.Candidates) != 1 || s.Verdict.Action != ballot.Keep || s.Lease.Holder.Round != s.Lease.Round.Nonce || s.Candidates[0].Record.Round != s.Lease.Round.Nonce {
+	if len(s.Candidates) != 1 || s.Verdict.Action != ballot.Keep || s.Lease.Holder.Round != s.Lease.Round.Nonce ||
+		s.Candidates[0].Record.Round != s.Lease.Round.Nonce {
 		t.Errorf("%+v", s)
 	}
-	// In order, it leaves nothing but who was last.
+	// When a stops, it releases the lock and removes its record. Only the name of the last holder is left.
 	a.stop()
 	s = f.state()
 	if len(s.Candidates) != 0 || s.Lease.Held() || s.Lease.Holder.Last != "a" {
@@ -32,7 +33,8 @@ func TestOneLeads(t *testing.T) {
 	}
 }
 
-// The leader of a higher version gives way to an older one that starts, which has the lock at once: no round lies in between.
+// If a candidate of a lower version starts, the leader yields to it. The new leader takes the lock at once, without
+// another round.
 func TestHandOver(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -55,7 +57,7 @@ func TestHandOver(t *testing.T) {
 	f.neverTwo()
 }
 
-// A duty that takes its time is waited for.
+// A leader that must yield releases the lock only when its duty has returned.
 func TestTheDutyEndsFirst(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -63,16 +65,18 @@ func TestTheDutyEndsFirst(t *testing.T) {
 	a := f.run("a", "1.19", nil, func(ctx context.Context) error {
 		<-ctx.Done()
 		<-finish
-		// What it was at may be finished under the fence.
-		if _, err := election.Commit(ctx, []consul.Op{consul.Set(f.prefix+"log", nil)}); !errors.Is(err, election.ErrYielded) {
+		// The duty can finish its last write under the fence.
+		if _, err := election.Commit(ctx, []consul.Op{consul.Set(f.prefix+"log", nil)}); !errors.Is(err,
+			election.ErrYielded) {
 			t.Errorf("commit under a context that has ended: %v", err)
 		}
-		_, err := election.Commit(context.WithoutCancel(ctx), []consul.Op{consul.Set(f.prefix+"log", []byte("finished"))})
+		_, err := election.Commit(context.WithoutCancel(ctx),
+			[]consul.Op{consul.Set(f.prefix+"log", []byte("finished"))})
 		return err
 	})
 	f.leads("a")
 	b := f.start("b", "1.18", nil)
-	consultest.Eventually(t, patient, func() error { // b has asked, a has heard of it, and b has asked again
+	consultest.Eventually(t, patient, func() error { // b has opened a round, and later another one
 		if len(b.of(election.Opened)) < 2 {
 			return errors.New("not yet")
 		}
@@ -97,7 +101,8 @@ func TestTheOlderNeverAnswers(t *testing.T) {
 	f.leads("a")
 	b := f.start("b", "1.18", nil)
 	f.leads("b")
-	// It stays so, and nobody asks again and again: the leader's looks around are all that happens. They are the clock here.
+	// The leader stays the same, and no other candidate opens rounds again and again. Only the leader opens its regular
+	// rounds. The test uses them as a clock.
 	b.stop()
 	f.leads("a")
 	a.stop()
@@ -128,7 +133,7 @@ func TestAllSilent(t *testing.T) {
 	if conds := s.Verdict.Conditions; s.Verdict.Action != ballot.Ask || len(conds) != 0 {
 		t.Errorf("%+v", s.Verdict)
 	}
-	f.commit(s.Unpin("test")...) // nobody is pinned: nothing
+	f.commit(s.Unpin("test")...) // no candidate is pinned, so there are no operations
 	ops, err := s.Pin("test", "y")
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +144,8 @@ func TestAllSilent(t *testing.T) {
 	}
 	consultest.Eventually(t, patient, func() error {
 		s := f.state()
-		if conds := s.Verdict.Conditions; s.Verdict.Action != ballot.Leave || !slices.ContainsFunc(conds, func(c ballot.Condition) bool { return c.Type == ballot.AllSilent }) {
+		if conds := s.Verdict.Conditions; s.Verdict.Action != ballot.Leave ||
+			!slices.ContainsFunc(conds, func(c ballot.Condition) bool { return c.Type == ballot.AllSilent }) {
 			return fmt.Errorf("%+v", s.Verdict)
 		}
 		return nil
@@ -160,7 +166,7 @@ func TestTheLockIsDeleted(t *testing.T) {
 		return nil
 	})
 	f.leads("a")
-	f.commit(consul.DeleteTree(f.prefix + "elections/")) // all of it, as a wipe does
+	f.commit(consul.DeleteTree(f.prefix + "elections/")) // all keys of elections, like a wipe
 	consultest.Eventually(t, patient, func() error {
 		if len(a.ended()) < 2 {
 			return errors.New("a does not know")
@@ -195,7 +201,7 @@ func TestTwoOfThreeDie(t *testing.T) {
 	}
 }
 
-// A leader whose session is gone, and who has not heard of it, writes nothing.
+// If a leader's session has ended, and the leader does not know this yet, Consul refuses its writes.
 func TestADeposedLeaderWritesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -205,7 +211,7 @@ func TestADeposedLeaderWritesNothing(t *testing.T) {
 		select {
 		case leading <- ctx:
 			<-goOn
-		default: // in the next tenure
+		default: // this is the next tenure
 			<-ctx.Done()
 		}
 		return context.Cause(ctx)
@@ -230,14 +236,16 @@ func TestADeposedLeaderWritesNothing(t *testing.T) {
 		t.Errorf("it is there: %v", err)
 	}
 	close(goOn)
-	f.leads("a") // in a new session; 1.17 goes before 1.18
+	f.leads("a") // with a new session, because 1.17 comes before 1.18
 }
 
-// What nobody holds, as after a restore, is no candidate; the leader removes it.
+// A record without a session, for example after a restore, does not take part. The leader removes it.
 func TestRecordsOfTheDeadAreRemoved(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.commit(consul.Set(f.key("candidates/dead"), []byte(`{"lease_name":"nightly","binary_version":"1.0.0","emulation_version":"1.0.0","strategy":"OldestEmulationVersion"}`)))
+	f.commit(consul.Set(f.key("candidates/dead"),
+		[]byte(
+			`{"lease_name":"nightly","binary_version":"1.0.0","emulation_version":"1.0.0","strategy":"OldestEmulationVersion"}`)))
 	f.start("a", "1.19", nil)
 	f.leads("a")
 	consultest.Eventually(t, patient, func() error {
@@ -287,7 +295,7 @@ func TestYieldAndPin(t *testing.T) {
 		t.Errorf("pin of nobody: %v", err)
 	}
 	f.commit(f.state().Unpin("op")...)
-	f.leads("b") // a has yielded, until it starts anew
+	f.leads("b") // a has yielded, until it starts again
 	a.stop()
 	f.start("a", "1.18", nil)
 	f.leads("a")
@@ -303,16 +311,18 @@ func TestConflict(t *testing.T) {
 	c := f.start("c", "1.18", nil)
 	inConflict := func(m *member) error {
 		told := m.of(election.Conditions)
-		if len(told) == 0 || !slices.ContainsFunc(told[len(told)-1].Conditions, func(c ballot.Condition) bool { return c.Type == ballot.StrategyConflict }) {
+		if len(told) == 0 ||
+			!slices.ContainsFunc(told[len(told)-1].Conditions,
+				func(c ballot.Condition) bool { return c.Type == ballot.StrategyConflict }) {
 			return errors.New(m.id + " knows of no conflict")
 		}
 		return nil
 	}
 	consultest.Eventually(t, patient, func() error { return errors.Join(inConflict(b), inConflict(c)) })
 	f.leads("a")
-	// Nobody is elected while it lasts; when it is over somebody is.
+	// While there is a conflict, no candidate is elected. When it is over, a candidate is elected.
 	a.stop()
-	f.leads("b") // the highest version says Newest
+	f.leads("b") // the highest version has the strategy Newest
 	f.neverTwo()
 }
 
@@ -352,7 +362,7 @@ func TestALockRaceBesides(t *testing.T) {
 	f.neverTwo()
 }
 
-// A duty that ends by itself ends Run, with its error; what it held is free, and the session lives on.
+// If a duty returns by itself, Run returns the duty's error. The lock is free, and the session still exists.
 func TestTheDutyEndsByItself(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -382,7 +392,10 @@ func TestBadCandidates(t *testing.T) {
 		{func(c *election.Candidate) { c.Prefix = "x" }, `prefix: "x" is not valid`},
 		{func(c *election.Candidate) { c.Session = nil }, `session: missing`},
 		{func(c *election.Candidate) { c.BinaryVersion = "v1.19.0" }, `binary_version: "v1.19.0" is not valid`},
-		{func(c *election.Candidate) { c.BinaryVersion, c.EmulationVersion = "1.19.0", "1.20.0" }, `emulation_version: "1.20.0" is not valid`},
+		{
+			func(c *election.Candidate) { c.BinaryVersion, c.EmulationVersion = "1.19.0", "1.20.0" },
+			`emulation_version: "1.20.0" is not valid`,
+		},
 		{func(c *election.Candidate) { c.Strategy = "?" }, `strategy: "?" is not valid`},
 	} {
 		c := good
@@ -395,7 +408,8 @@ func TestBadCandidates(t *testing.T) {
 	if _, err := election.Read(t.Context(), client, prefix, lease); !errors.Is(err, consul.ErrNotFound) {
 		t.Errorf("something was written: %v", err)
 	}
-	if _, err := election.Read(t.Context(), client, prefix, "a/b"); err == nil || !strings.HasPrefix(err.Error(), `lease: "a/b" is not valid`) {
+	if _, err := election.Read(t.Context(), client, prefix, "a/b"); err == nil ||
+		!strings.HasPrefix(err.Error(), `lease: "a/b" is not valid`) {
 		t.Error(err)
 	}
 	if _, err := election.Commit(t.Context(), nil); !errors.Is(err, election.ErrNoLeader) {
@@ -403,13 +417,16 @@ func TestBadCandidates(t *testing.T) {
 	}
 }
 
-// A record of another lease under our name is not written over.
+// A candidate does not replace a record of another lease under its own id.
 func TestTheLeaseOfARecordNeverChanges(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.commit(consul.Set(f.key("candidates/a"), []byte(`{"lease_name":"other","binary_version":"1.0.0","strategy":"Newest"}`)))
+	f.commit(consul.Set(f.key("candidates/a"),
+		[]byte(`{"lease_name":"other","binary_version":"1.0.0","strategy":"Newest"}`)))
 	a := f.start("a", "1.19", nil)
-	if err := <-a.result; err == nil || !strings.HasSuffix(err.Error(), `lease_name: "nightly" is not valid; allowed: "other": a candidate's lease never changes`) {
+	if err := <-a.result; err == nil ||
+		!strings.HasSuffix(err.Error(),
+			`lease_name: "nightly" is not valid; allowed: "other": a candidate's lease never changes`) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -421,11 +438,13 @@ func TestList(t *testing.T) {
 		t.Error(names, err)
 	}
 	if _, err := client.Commit(t.Context(), []consul.Op{
-		consul.Set(prefix+"elections/b/lease/round", nil), consul.Set(prefix+"elections/a/lease/round", nil), consul.Set(prefix+"other", nil),
+		consul.Set(prefix+"elections/b/lease/round", nil), consul.Set(prefix+"elections/a/lease/round",
+			nil), consul.Set(prefix+"other", nil),
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if names, err := election.List(t.Context(), client, prefix); err != nil || !slices.Equal(names, []string{"a", "b"}) {
+	if names, err := election.List(t.Context(), client, prefix); err != nil ||
+		!slices.Equal(names, []string{"a", "b"}) {
 		t.Error(names, err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/election"
 )
 
-// A process that takes part until it has led once. The first session's role returns when Run does; the second does not come to it.
+// A process takes part in an election until it has led once.
 func Example() {
 	server, err := consultest.Start("")
 	if err != nil {
@@ -26,17 +26,22 @@ func Example() {
 	defer client.Close()
 
 	ctx, stop := context.WithCancel(context.Background())
-	err = client.RunSession(ctx, consul.SessionConfig{Kind: "report", Name: "host-1"}, func(ctx context.Context, s *consul.Session) error {
-		candidate := election.Candidate{Client: client, Session: s, Lease: "report", ID: "host-1", BinaryVersion: "1.19.0"}
-		return election.Run(ctx, candidate, func(leaderCtx context.Context) error {
-			// Refused by Consul once somebody else leads, whatever this process believes.
-			_, err := election.Commit(leaderCtx, []consul.Op{consul.CAS("report/monday", []byte("sent by host-1"), 0)})
-			fmt.Println("written:", err)
-			stop()
-			<-leaderCtx.Done()
-			return context.Cause(leaderCtx)
+	err = client.RunSession(ctx, consul.SessionConfig{Kind: "report", Name: "host-1"},
+		func(ctx context.Context, s *consul.Session) error {
+			candidate := election.Candidate{
+				Client: client, Session: s, Lease: "report", ID: "host-1",
+				BinaryVersion: "1.19.0",
+			}
+			return election.Run(ctx, candidate, func(leaderCtx context.Context) error {
+				// If another candidate leads meanwhile, Consul refuses this, even if this process does not know it yet.
+				_, err := election.Commit(leaderCtx,
+					[]consul.Op{consul.CAS("report/monday", []byte("sent by host-1"), 0)})
+				fmt.Println("written:", err)
+				stop()
+				<-leaderCtx.Done()
+				return context.Cause(leaderCtx)
+			})
 		})
-	})
 	fmt.Println("ended:", errors.Is(err, context.Canceled))
 	// Output:
 	// written: <nil>

@@ -2,7 +2,7 @@ package election
 
 import "context"
 
-// FenceOf returns the index of the lock under which a leader writes.
+// FenceOf returns the index of a leader's fence.
 func FenceOf(leaderCtx context.Context) uint64 {
 	return leaderCtx.Value(tenureKey{}).(*tenure).present().Index
 }

@@ -17,12 +17,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/election"
 )
 
-// logOp is one operation on the log that leaders write: to begin a tenure, to write under it, or to read.
+// logOp is one operation on the log that leaders write: the beginning of a tenure, a write in a tenure, or a read.
 type logOp struct {
 	op      string // begin, write, read
-	tenure  uint64 // index of the lock when it began
+	tenure  uint64 // index of the lock when the tenure began
 	value   string
-	unknown bool // a write that may have landed
+	unknown bool // the write may have landed
 }
 
 type logState struct {
@@ -30,7 +30,8 @@ type logState struct {
 	value  string
 }
 
-// fencedLog is the model: a tenure begins after all earlier ones, and from then on no write of an earlier one takes effect.
+// fencedLog is the model: a tenure begins after all earlier tenures. When it has begun, no write of an earlier tenure
+// has an effect any more.
 var fencedLog = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{logState{}} },
 	Step: func(state, input, _ any) []any {
@@ -54,7 +55,7 @@ var fencedLog = porcupine.NondeterministicModel{
 	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
 }
 
-// history is what clients did, in real time.
+// history has the operations of all clients, with their times.
 type history struct {
 	mu    sync.Mutex
 	start time.Time
@@ -66,7 +67,7 @@ func (h *history) now() int64 { return time.Since(h.start).Nanoseconds() }
 func (h *history) add(client int, op logOp, call int64) {
 	end := h.now()
 	if op.unknown {
-		end = math.MaxInt64 // it may land at any time
+		end = math.MaxInt64 // it can land at any time
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -84,15 +85,15 @@ func (h *history) count(op string) (n int) {
 	return n
 }
 
-// writer is a duty that writes to the log, for as long as it can.
+// writer returns a duty that writes to the log as long as possible.
 func (h *history) writer(client int, key string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		tenure := election.FenceOf(ctx)
-		h.add(client, logOp{op: "begin", tenure: tenure}, 0) // it began some time before
+		h.add(client, logOp{op: "begin", tenure: tenure}, 0) // the tenure began some time before
 		for i := 0; ; i++ {
 			op := logOp{op: "write", tenure: tenure, value: fmt.Sprintf("%d of tenure %d", i, tenure)}
 			call := h.now()
-			// Whether the leadership lasts is not asked: this leader knows nothing of its own end.
+			// The leader does not check whether its leadership has ended.
 			_, err := election.Commit(context.WithoutCancel(ctx), []consul.Op{consul.Set(key, []byte(op.value))})
 			switch {
 			case err == nil:
@@ -108,8 +109,9 @@ func (h *history) writer(client int, key string) func(context.Context) error {
 	}
 }
 
-// Leaders that are paused in the middle of a write, lose their session meanwhile and go on later, that yield, whose lock is deleted, that are cut
-// off while what they send arrives, or are killed and started anew: never does a write of one take effect after another has begun.
+// A write of a leader never has an effect after another leader's tenure has begun. In the test, leaders are suspended
+// in the middle of a write, lose their session meanwhile, and continue later; they yield; their lock is deleted; they
+// are cut off while their writes arrive; they are killed and restarted.
 func TestLeadersNeverInterleave(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -162,7 +164,8 @@ func TestLeadersNeverInterleave(t *testing.T) {
 	}
 }
 
-// trouble makes the present leader lose the lease in one of five ways, and waits until somebody has it and has written.
+// trouble makes the present leader lose the lease in one of five ways. Except for a yield, it then waits until another
+// tenure has begun.
 func (f *fleet) trouble(kind int, members []*member, h *history, round int, begin func(i int) *member) {
 	f.t.Helper()
 	leader := ""
@@ -179,9 +182,9 @@ func (f *fleet) trouble(kind int, members []*member, h *history, round int, begi
 	i := int(leader[0] - 'a')
 	begun := h.count("begin")
 	switch kind {
-	case 0: // paused in the middle of a write, which lands later if it can
+	case 0: // the leader is suspended in the middle of a write, which arrives later
 		if !members[i].gate.shut() {
-			f.trouble(kind, members, h, round, begin) // with the leader of now
+			f.trouble(kind, members, h, round, begin) // try again with the present leader
 			return
 		}
 		f.destroySessions(members[i])
@@ -189,12 +192,14 @@ func (f *fleet) trouble(kind int, members []*member, h *history, round int, begi
 		members[i].gate.reopen()
 	case 1:
 		f.commit(consul.Delete(f.key("lease/holder")))
-	case 2: // cut off: what it sends arrives, and it hears nothing
+	case 2: // the leader is cut off: its requests arrive, but it gets no answers
 		members[i].proxy.Set(consultest.Always(consultest.CutAfter))
 		f.destroySessions(members[i])
 		f.begins(h, begun)
 		members[i].proxy.Set(consultest.Always(consultest.Forward))
-	case 3: // killed, and started anew; what is left of it never learns that it is dead, and writes when it is heard again
+	// The leader is killed, and another process takes its id. The killed process does not know this, and writes again
+	// when it is connected again.
+	case 3:
 		dead := members[i]
 		dead.kill()
 		f.begins(h, begun)
@@ -205,9 +210,9 @@ func (f *fleet) trouble(kind int, members []*member, h *history, round int, begi
 		s := f.state()
 		ops, _, err := s.Yield("test")
 		if err != nil {
-			return // somebody is being replaced already
+			return // a leader is being replaced already
 		}
-		_, _ = f.client.Commit(f.t.Context(), ops) // a round may have come in between
+		_, _ = f.client.Commit(f.t.Context(), ops) // it may be refused because of another round
 		return
 	}
 	f.begins(h, begun)

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// gate stands between a client and Consul. While it is shut nothing passes from the client on, and what it has sent arrives when the gate is
-// opened, although the client may have given up long ago: so do the writes of a process that is stopped and continued.
+// gate is a proxy between a client and Consul. While it is shut, it holds back what the client sends. When it is
+// opened, the held requests arrive at Consul, even if the client has given up long ago. The writes of a process that is
+// stopped and continued arrive in the same way.
 type gate struct {
 	addr string
 
@@ -93,8 +94,8 @@ func (g *gate) pass(in, out net.Conn) {
 	}
 }
 
-// shut closes the gate, and returns when a transaction waits at it. It opens the gate again and reports false where the client sends none:
-// it may have stopped to lead just before.
+// shut closes the gate, and returns true when a transaction waits at it. If the client sends no transaction, because it
+// does not lead any more, shut opens the gate again and returns false.
 func (g *gate) shut() bool {
 	g.mu.Lock()
 	held := make(chan struct{})

@@ -8,10 +8,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// keys names what an election keeps in Consul. docs/consul-keys.md describes each key.
+// docs/consul-keys.md describes the keys of an election.
 type keys struct{ base string }
 
-// KeyPrefix is what the keys of all elections below a prefix begin with.
+// KeyPrefix returns the common prefix of the keys of all elections.
 func KeyPrefix(prefix string) string { return prefix + "elections/" }
 
 func keysOf(prefix, lease string) keys { return keys{KeyPrefix(prefix) + lease + "/"} }
@@ -22,7 +22,6 @@ func (k keys) lease() string              { return k.base + "lease/" }
 func (k keys) holder() string             { return k.lease() + "holder" }
 func (k keys) round() string              { return k.lease() + "round" }
 
-// leaseOf reads what stands on the lease.
 func (k keys) leaseOf(pairs []consul.Pair) ballot.Lease {
 	var l ballot.Lease
 	for _, p := range pairs {
@@ -38,14 +37,14 @@ func (k keys) leaseOf(pairs []consul.Pair) ballot.Lease {
 	return l
 }
 
-// record is a candidate's record with its index.
 type record struct {
 	ballot.Candidate
 	index uint64
 }
 
+// If there are no records, recordsOf returns an empty list, not nil.
 func (k keys) recordsOf(pairs []consul.Pair) []record {
-	var found []record
+	found := []record{}
 	for _, p := range pairs {
 		if id, below := strings.CutPrefix(p.Key, k.candidates()); below {
 			found = append(found, record{ballot.DecodeCandidate(id, p.Value, p.CreateIndex, p.Session), p.ModifyIndex})

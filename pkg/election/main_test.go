@@ -27,19 +27,19 @@ const (
 
 func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(consultest.Main(m))) }
 
-// fleet is one election on the package's Consul, or on one of its own.
+// fleet is one election with its candidates, on the package's Consul or on another one.
 type fleet struct {
 	t      *testing.T
 	addr   string
-	client *consul.Client // of the test
+	client *consul.Client // the client of the test
 	raw    *api.Client
 	prefix string
 
 	mu      sync.Mutex
 	members map[string]*member
-	dead    []*member // that were killed and have others in their place
-	leading []string  // who does its duty now
-	most    int       // that did at once
+	dead    []*member // members that were killed; other members have their ids now
+	leading []string  // ids of the members whose duty runs now
+	most    int       // highest number of duties that ran at once
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -60,7 +60,7 @@ func fleetOn(t *testing.T, addr string, client *consul.Client, prefix string) *f
 	return &fleet{t: t, addr: addr, client: client, raw: raw, prefix: prefix, members: map[string]*member{}}
 }
 
-// member is one candidate in a session of its own.
+// member is one candidate with its own session.
 type member struct {
 	f       *fleet
 	id      string
@@ -69,13 +69,14 @@ type member struct {
 	stop    context.CancelFunc
 	done    chan struct{} // closed when its session has ended
 	session chan *consul.Session
-	result  chan error // of Run, each time
+	result  chan error // the results of Run
 
 	mu     sync.Mutex
 	events []election.Event
 }
 
-// start starts a candidate of a version; a version such as 1.19/1.18 names the binary and what it emulates. change may be nil.
+// start starts a candidate of a version. A version such as 1.19/1.18 has the binary version and the emulation version.
+// change may be nil.
 func (f *fleet) start(id, version string, change func(*election.Candidate)) *member {
 	f.t.Helper()
 	return f.run(id, version, change, func(ctx context.Context) error {
@@ -86,7 +87,10 @@ func (f *fleet) start(id, version string, change func(*election.Candidate)) *mem
 
 func (f *fleet) run(id, version string, change func(*election.Candidate), duty func(context.Context) error) *member {
 	f.t.Helper()
-	m := &member{f: f, id: id, proxy: consultest.StartProxy(f.t, f.addr), done: make(chan struct{}), session: make(chan *consul.Session, 8), result: make(chan error, 8)}
+	m := &member{
+		f: f, id: id, proxy: consultest.StartProxy(f.t, f.addr), done: make(chan struct{}),
+		session: make(chan *consul.Session, 8), result: make(chan error, 8),
+	}
 	m.gate = startGate(f.t, m.proxy.Addr)
 	client, err := consul.New(consul.Config{Address: m.gate.addr})
 	if err != nil {
@@ -102,8 +106,12 @@ func (f *fleet) run(id, version string, change func(*election.Candidate), duty f
 	f.mu.Lock()
 	f.members[id] = m
 	f.mu.Unlock()
-	// Deaths are made by destroying sessions: a busy machine must make none.
-	cfg := consul.SessionConfig{Kind: "election", Name: strings.TrimSuffix(f.prefix, "/") + "-" + id, TTL: 30 * time.Second}
+	// The tests destroy sessions to let candidates die. The TTL is long, because no candidate may die only because the
+	// machine is busy.
+	cfg := consul.SessionConfig{
+		Kind: "election", Name: strings.TrimSuffix(f.prefix, "/") + "-" + id,
+		TTL: 30 * time.Second,
+	}
 	go func() {
 		defer close(m.done)
 		defer client.Close()
@@ -138,10 +146,10 @@ func (f *fleet) run(id, version string, change func(*election.Candidate), duty f
 	return m
 }
 
-// onceError ends Run, and its test does not want it run again.
+// onceError is an error of a duty after which the test does not call Run again.
 type onceError struct{ text string }
 
-func (e *onceError) Error() string { return e.text }
+func (o *onceError) Error() string { return o.text }
 
 func (f *fleet) enter(id string) {
 	f.mu.Lock()
@@ -181,17 +189,17 @@ func (m *member) of(kind election.EventKind) (found []election.Event) {
 	return found
 }
 
-// kill ends a candidate as a death of its machine does: not a word reaches Consul any more, and its sessions end.
+// kill ends a candidate like the death of its machine: no request reaches Consul any more, and its sessions end.
 func (m *member) kill() {
 	m.f.t.Helper()
 	m.proxy.Set(consultest.Always(consultest.CutBefore))
 	m.f.destroySessions(m)
 }
 
-// revive has Consul hear a candidate again that was killed.
+// revive connects a killed candidate with Consul again.
 func (m *member) revive() { m.proxy.Set(consultest.Always(consultest.Forward)) }
 
-// destroySessions ends the sessions of a candidate, as Consul does when its time is over.
+// destroySessions ends the sessions of a candidate, like Consul when their TTL is over.
 func (f *fleet) destroySessions(m *member) {
 	f.t.Helper()
 	sessions, _, err := f.raw.Session().List(nil)
@@ -209,7 +217,7 @@ func (f *fleet) destroySessions(m *member) {
 
 func (f *fleet) key(name string) string { return f.prefix + "elections/" + lease + "/" + name }
 
-// leads waits until one candidate leads, by the lock and by its duty.
+// leads waits until a candidate holds the lock, and only its duty runs.
 func (f *fleet) leads(id string) {
 	f.t.Helper()
 	consultest.Eventually(f.t, patient, func() error {
@@ -220,13 +228,14 @@ func (f *fleet) leads(id string) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if leader, _ := state.Leader(); leader != id || !slices.Equal(f.leading, []string{id}) {
-			return fmt.Errorf("%q has the lock, %v do their duty, want %s; events: %s", leader, f.leading, id, f.story())
+			return fmt.Errorf("%q has the lock, %v do their duty, want %s; events: %s", leader,
+				f.leading, id, f.story())
 		}
 		return nil
 	})
 }
 
-// story is what everybody was told; f.mu is held.
+// story returns all events of all members. The caller holds f.mu.
 func (f *fleet) story() string {
 	var all []string
 	for id, m := range f.members {
@@ -262,19 +271,24 @@ func (f *fleet) commit(ops ...consul.Op) {
 // silent makes a candidate that lives and never answers.
 func (f *fleet) silent(id, version string) {
 	f.t.Helper()
-	session, _, err := f.raw.Session().CreateNoChecks(&api.SessionEntry{Behavior: api.SessionBehaviorDelete, LockDelay: time.Millisecond}, nil)
+	session, _, err := f.raw.Session().CreateNoChecks(
+		&api.SessionEntry{Behavior: api.SessionBehaviorDelete, LockDelay: time.Millisecond}, nil)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { _, _ = f.raw.Session().Destroy(session, nil) })
-	data, err := json.Marshal(ballot.Record{LeaseName: lease, BinaryVersion: version + ".0", EmulationVersion: version + ".0", Strategy: ballot.OldestEmulationVersion})
+	data, err := json.Marshal(ballot.Record{
+		LeaseName: lease, BinaryVersion: version + ".0",
+		EmulationVersion: version + ".0", Strategy: ballot.OldestEmulationVersion,
+	})
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.commit(consul.Lock(f.key("candidates/"+id), data, session))
 }
 
-// neverTwo checks at the end that no two did their duty at once. It is for tests in which nobody loses the lock unawares.
+// neverTwo checks at the end of a test that no two duties ran at once. It is for tests in which each leader notices at
+// once that it has lost the lock.
 func (f *fleet) neverTwo() {
 	f.t.Helper()
 	f.mu.Lock()

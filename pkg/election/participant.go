@@ -14,32 +14,31 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// nonce returns a text that nobody has used before.
 func nonce() string { return rand.Text() }
 
-// participant is one candidate's part in an election. One goroutine has it; others only watch, and run the duty.
+// Only the goroutine of run uses a participant. Other goroutines run the watches and the duty.
 type participant struct {
 	*Candidate
 	keys
 	duty    func(context.Context) error
 	watches sync.WaitGroup
-	leases  *mailbox           // what is below lease/
-	records *mailbox           // what is below candidates/, while that is watched
-	unwatch context.CancelFunc // nil while it is not
+	leases  *mailbox           // deliveries of the watch below lease/
+	records *mailbox           // deliveries of the watch below candidates/, if that watch runs
+	unwatch context.CancelFunc // ends the watch below candidates/; nil: that watch does not run
 
 	known   bool // the lease has been read
 	lease   ballot.Lease
-	floor   uint64    // index of the last write of our own to the lease; what is older says nothing
-	seen    time.Time // when the lease's round was
-	first   string    // nonce of the round that was there at the start
-	listed  []record  // the candidates as last read
-	wrote   string    // nonce that our record answers
-	written bool      // there is a record of ours
+	floor   uint64    // index of this candidate's last write to the lease; older snapshots are ignored
+	seen    time.Time // when the lease's round was first seen
+	first   string    // nonce of the round that existed at the start
+	listed  []record  // the records of candidates that were read last; nil: they must be read
+	wrote   string    // nonce of the round that this candidate's record answers
+	written bool      // this candidate has a record
 	verdict ballot.Verdict
-	tenure  *tenure // while leading, and until the duty has returned
-	taking  bool    // an acquisition may have landed
+	tenure  *tenure // set from the acquisition of the lock until the duty has returned
+	taking  bool    // an acquisition of the lock may have landed
 	patience
-	notified struct { // last
+	notified struct { // the last notifications
 		leader     string
 		conditions []ballot.Condition
 	}
@@ -52,10 +51,9 @@ func newParticipant(c *Candidate, duty func(context.Context) error) *participant
 	}
 }
 
-// retryPause is how long a failed request waits for its next try.
 const retryPause = 250 * time.Millisecond
 
-// run takes part until ctx ends, the duty ends by itself, or nothing can be mended.
+// run returns when ctx ends, when the duty returns by itself, or after an error that another try cannot mend.
 func (p *participant) run(ctx context.Context) error {
 	p.watch(ctx, p.keys.lease(), consul.WatchOptions{Released: true}, p.leases)
 	timer := time.NewTimer(time.Hour)
@@ -75,12 +73,11 @@ func (p *participant) run(ctx context.Context) error {
 	}
 }
 
-// doneError says that the duty has returned by itself.
+// doneError means that the duty has returned although its leadership had not ended.
 type doneError struct{ err error }
 
-func (e *doneError) Error() string { return fmt.Sprintf("the duty has ended: %v", e.err) }
+func (d *doneError) Error() string { return fmt.Sprintf("the duty has ended: %v", d.err) }
 
-// next waits for the next thing to happen.
 func (p *participant) next(ctx context.Context, timer *time.Timer) error {
 	var done chan struct{}
 	if p.tenure != nil {
@@ -100,7 +97,6 @@ func (p *participant) next(ctx context.Context, timer *time.Timer) error {
 	}
 }
 
-// received takes what a watch has delivered, and tells of its errors.
 func (p *participant) received(from *mailbox) *consul.Snapshot {
 	snap, err := from.take()
 	if err != nil {
@@ -109,7 +105,7 @@ func (p *participant) received(from *mailbox) *consul.Snapshot {
 	return snap
 }
 
-// failed tells of something that is tried again soon.
+// failed reports a failed request, and makes the next step happen after retryPause.
 func (p *participant) failed(err error) {
 	p.OnEvent(Event{Kind: Failed, Err: err})
 	p.patience.until(time.Now().Add(retryPause))
@@ -119,15 +115,8 @@ func (p *participant) seeRecords(snap *consul.Snapshot) error {
 	if snap == nil {
 		return nil
 	}
-	p.listed = notNil(p.recordsOf(snap.Pairs))
+	p.listed = p.recordsOf(snap.Pairs)
 	return wentBack(snap)
-}
-
-func notNil(records []record) []record {
-	if records == nil {
-		return []record{}
-	}
-	return records
 }
 
 func wentBack(snap *consul.Snapshot) error {
@@ -137,7 +126,6 @@ func wentBack(snap *consul.Snapshot) error {
 	return nil
 }
 
-// seeLease takes in what stands on the lease.
 func (p *participant) seeLease(snap *consul.Snapshot) error {
 	if snap == nil {
 		return nil
@@ -146,7 +134,7 @@ func (p *participant) seeLease(snap *consul.Snapshot) error {
 		return err
 	}
 	if snap.Index < p.floor {
-		return nil // it is from before what we wrote
+		return nil // the snapshot is older than this candidate's last write
 	}
 	was := p.lease
 	p.lease = p.leaseOf(snap.Pairs)
@@ -164,11 +152,10 @@ func (p *participant) seeLease(snap *consul.Snapshot) error {
 	return nil
 }
 
-// step does what follows from what is known now.
 func (p *participant) step(ctx context.Context) error {
-	p.tellLeader()
+	p.notifyLeader()
 	if p.tenure == nil && p.lease.Session == p.Session.Releasing {
-		return p.release(ctx, ballot.Holder{Last: p.ID}) // an acquisition landed that nobody works under
+		return p.release(ctx, ballot.Holder{Last: p.ID}) // an acquisition landed late, so no duty was started for it
 	}
 	if p.tenure != nil && !p.tenure.over() && p.lease.Session != p.Session.Releasing {
 		p.tenure.end(fmt.Errorf("%w: the lock of lease %s is not ours any more", ErrLost, p.Lease))
@@ -190,19 +177,19 @@ func (p *participant) step(ctx context.Context) error {
 	return p.act(ctx)
 }
 
-// judge computes the verdict of now.
 func (p *participant) judge() {
 	over := time.Since(p.seen) >= p.Patience
 	p.verdict = ballot.Elect(candidatesOf(p.listed), p.lease.Pings(p.Lease, p.first, over))
-	p.tellConditions()
+	p.notifyConditions()
 }
 
-// act does what follows from the verdict.
 func (p *participant) act(ctx context.Context) error {
 	p.judge()
 	v, held := &p.verdict, p.lease.Held()
-	chosen := v.Action == ballot.Choose && v.Chosen == p.ID && p.written // else another process has our id
-	// Who waits for answers, or for a chosen one to take the lock, must see who answers, and who is gone.
+	// If this candidate could not write its record, another process has this id.
+	chosen := v.Action == ballot.Choose && v.Chosen == p.ID && p.written
+	// While this candidate waits for answers, or for the chosen candidate to take the lock, it must see new answers,
+	// and which candidates die.
 	p.watchRecords(ctx, !held || v.Action == ballot.Wait)
 	switch {
 	case p.tenure != nil:
@@ -215,7 +202,7 @@ func (p *participant) act(ctx context.Context) error {
 		p.patience.until(p.seen.Add(p.Patience))
 		return nil
 	}
-	// The verdict is one that somebody else has to follow, or nobody can.
+	// Another candidate must act on the verdict, or no candidate can.
 	stuck := v.Action == ballot.Choose || v.Action == ballot.Leave && len(v.Silent) > 0
 	if held {
 		stuck = chosen
@@ -229,7 +216,7 @@ func (p *participant) act(ctx context.Context) error {
 	return nil
 }
 
-// lead is act for the leader, also while its duty ends.
+// lead also acts if the duty has not returned yet.
 func (p *participant) lead(ctx context.Context) error {
 	v := &p.verdict
 	switch {
@@ -250,7 +237,7 @@ func (p *participant) lead(ctx context.Context) error {
 	return p.open(ctx, "to see who is there")
 }
 
-// dutyEnded is what follows when the duty has returned.
+// dutyEnded releases the lock, unless the lock is lost.
 func (p *participant) dutyEnded(ctx context.Context) error {
 	ended := p.tenure.why()
 	if ended == nil {
@@ -262,7 +249,7 @@ func (p *participant) dutyEnded(ctx context.Context) error {
 	p.OnEvent(Event{Kind: Ended, Err: p.tenure.ending(ended)})
 	p.tenure = nil
 	if errors.Is(ended, ErrLost) {
-		return nil // whoever has the lock has it
+		return nil // the lock is not held by this tenure any more
 	}
 	left := ballot.Holder{Last: p.ID}
 	if v := &p.verdict; v.Action == ballot.Choose {
@@ -271,7 +258,6 @@ func (p *participant) dutyEnded(ctx context.Context) error {
 	return p.release(ctx, left)
 }
 
-// acquire takes the lock, and begins the duty.
 func (p *participant) acquire(ctx context.Context) error {
 	holder := ballot.Holder{ID: p.ID, Round: p.lease.Round.Nonce, Since: &ballot.Time{Time: time.Now()}}
 	p.taking = true
@@ -280,7 +266,7 @@ func (p *participant) acquire(ctx context.Context) error {
 	switch {
 	case errors.As(err, &other):
 		p.taking = false
-		return nil // the watch says who
+		return nil // the watch will show the holder
 	case err != nil:
 		return fmt.Errorf("take lease %s: %w", p.Lease, err)
 	}
@@ -294,12 +280,11 @@ func (p *participant) acquire(ctx context.Context) error {
 	return nil
 }
 
-// release gives the lock up.
 func (p *participant) release(ctx context.Context, left ballot.Holder) error {
 	written, err := p.Client.Commit(ctx, []consul.Op{consul.Unlock(p.holder(), valueOf(left), p.Session.Releasing)})
 	switch {
 	case errors.Is(err, consul.ErrRefused):
-		return nil // it is somebody else's; the watch says whose
+		return nil // another candidate holds the lock; the watch will show which
 	case err != nil:
 		p.failed(fmt.Errorf("give lease %s up: %w", p.Lease, err))
 		return nil
@@ -311,7 +296,8 @@ func (p *participant) release(ctx context.Context, left ballot.Holder) error {
 	return nil
 }
 
-// leave ends the part in the election: the duty, the lock and the record. It returns why.
+// leave ends the duty, and removes the lock and the record. It returns why, or the duty's error if it returned by
+// itself.
 func (p *participant) leave(ctx context.Context, why error) error {
 	p.unwatchRecords()
 	var unlock, remove []consul.Op
@@ -329,12 +315,16 @@ func (p *participant) leave(ctx context.Context, why error) error {
 		unlock = []consul.Op{consul.Unlock(p.holder(), valueOf(ballot.Holder{Last: p.ID}), p.Session.Releasing)}
 	}
 	if p.written {
-		remove = []consul.Op{consul.CheckSession(p.candidate(p.ID), p.Session.Deleting), consul.Delete(p.candidate(p.ID))}
+		remove = []consul.Op{
+			consul.CheckSession(p.candidate(p.ID), p.Session.Deleting),
+			consul.Delete(p.candidate(p.ID)),
+		}
 	}
 	if byItself || !errors.Is(why, ErrLost) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*p.Patience)
 		defer cancel()
-		// Together: with the record there and the lock free, the others would wait for an answer.
+		// One transaction, because if the lock were free while the record still exists, other candidates would wait for
+		// this candidate's answer.
 		if p.commitDefinitely(ctx, slices.Concat(unlock, remove)) {
 			p.commitDefinitely(ctx, unlock)
 			p.commitDefinitely(ctx, remove)
@@ -343,7 +333,8 @@ func (p *participant) leave(ctx context.Context, why error) error {
 	return why
 }
 
-// commitDefinitely tries a transaction until its outcome is known, or ctx ends: the end of the session then does it. It returns whether it was refused.
+// commitDefinitely tries a transaction until its outcome is known, or until ctx ends; then the end of the session has
+// the same effect.
 func (p *participant) commitDefinitely(ctx context.Context, ops []consul.Op) (refused bool) {
 	for len(ops) > 0 {
 		_, err := p.Client.Commit(ctx, ops)
@@ -358,8 +349,7 @@ func (p *participant) commitDefinitely(ctx context.Context, ops []consul.Op) (re
 	return false
 }
 
-// tellLeader tells who leads, where that is news.
-func (p *participant) tellLeader() {
+func (p *participant) notifyLeader() {
 	leader := ""
 	if p.lease.Held() {
 		leader = p.lease.Holder.ID
@@ -370,8 +360,7 @@ func (p *participant) tellLeader() {
 	}
 }
 
-// tellConditions tells which conditions hold, where they are others than before.
-func (p *participant) tellConditions() {
+func (p *participant) notifyConditions() {
 	if now := p.verdict.Conditions; !slices.Equal(now, p.notified.conditions) {
 		p.notified.conditions = now
 		p.OnEvent(Event{Kind: Conditions, Leader: p.notified.leader, Conditions: now})

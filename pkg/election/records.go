@@ -11,11 +11,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/election/ballot"
 )
 
-// answer writes our record, unless it is there and answers the present round.
+// answer writes this candidate's record, unless it already answers the present round.
 func (p *participant) answer(ctx context.Context) error {
 	round := &p.lease.Round
 	if p.listed != nil && p.written {
-		p.written = slices.ContainsFunc(p.listed, func(r record) bool { return r.ID == p.ID && r.Session == p.Session.Deleting })
+		p.written = slices.ContainsFunc(p.listed,
+			func(r record) bool { return r.ID == p.ID && r.Session == p.Session.Deleting })
 	}
 	if p.written && p.wrote == round.Nonce {
 		return nil
@@ -33,7 +34,8 @@ func (p *participant) answer(ctx context.Context) error {
 	case denied(err):
 		return fmt.Errorf("write the record of candidate %s: %w", p.ID, err)
 	case errors.Is(err, consul.ErrRefused):
-		p.OnEvent(Event{Kind: Failed, Err: fmt.Errorf("write the record of candidate %s: another process has it, or our session has ended: %w", p.ID, err)})
+		p.OnEvent(Event{Kind: Failed, Err: fmt.Errorf(
+			"write the record of candidate %s: another process has it, or this session has ended: %w", p.ID, err)})
 		p.patience.until(time.Now().Add(p.Patience))
 		return nil
 	case err != nil:
@@ -41,26 +43,23 @@ func (p *participant) answer(ctx context.Context) error {
 		return nil
 	}
 	p.written, p.wrote = true, round.Nonce
-	if p.unwatched() {
+	if p.unwatch == nil {
 		p.listed = nil
 	}
 	return nil
 }
 
-// sameLease refuses to write over a record of another lease.
+// sameLease returns an error if the present record of this candidate is of another lease.
 func (p *participant) sameLease(ctx context.Context, rec *ballot.Record) error {
 	if p.wrote != "" || p.written {
 		return nil
 	}
 	there, err := p.Client.Get(ctx, p.candidate(p.ID), consul.Default)
 	if err != nil {
-		return nil //nolint:nilerr // nothing is there, or the write says what is wrong
+		return nil //nolint:nilerr // there is none, or the write will return the error
 	}
 	before := ballot.DecodeCandidate(p.ID, there.Value, there.CreateIndex, there.Session)
-	if before.Err == nil && before.Record.LeaseName != "" {
-		err = before.Record.Merge(rec)
-	}
-	if err != nil {
+	if err := before.Record.MayBecome(rec); before.Err == nil && err != nil {
 		return fmt.Errorf("the record of candidate %s: %w", p.ID, err)
 	}
 	return nil
@@ -71,9 +70,9 @@ func denied(err error) bool {
 	return errors.As(err, &refused) && refused.Denied()
 }
 
-// list reads the candidates, unless they are watched.
+// list reads the candidates, unless a watch reads them.
 func (p *participant) list(ctx context.Context) error {
-	if p.Uncoordinated || !p.unwatched() && p.listed != nil {
+	if p.Uncoordinated || p.unwatch != nil && p.listed != nil {
 		return nil
 	}
 	pairs, err := p.Client.List(ctx, p.candidates(), consul.Default)
@@ -84,11 +83,11 @@ func (p *participant) list(ctx context.Context) error {
 		p.failed(err)
 		return nil
 	}
-	p.listed = notNil(p.recordsOf(pairs))
+	p.listed = p.recordsOf(pairs)
 	return nil
 }
 
-// open opens another round, over the one that is known.
+// open opens the next round, if no other candidate has opened one that is not known here.
 func (p *participant) open(ctx context.Context, why string) error {
 	next := p.lease.Next(nonce(), p.ID, why, ballot.Time{Time: time.Now()}, candidatesOf(p.listed))
 	written, err := p.Client.Commit(ctx, []consul.Op{consul.CAS(p.round(), encode(next), p.lease.RoundIndex)})
@@ -96,7 +95,7 @@ func (p *participant) open(ctx context.Context, why string) error {
 	case denied(err):
 		return fmt.Errorf("open a round of lease %s: %w", p.Lease, err)
 	case errors.Is(err, consul.ErrRefused):
-		return nil // somebody else has opened one; the watch says so
+		return nil // another candidate has opened one; the watch will show it
 	case err != nil:
 		p.failed(fmt.Errorf("open a round of lease %s: %w", p.Lease, err))
 		return nil
@@ -104,11 +103,11 @@ func (p *participant) open(ctx context.Context, why string) error {
 	p.floor = written[p.round()]
 	p.lease.Round, p.lease.RoundIndex, p.seen = next, p.floor, time.Now()
 	p.OnEvent(Event{Kind: Opened, Text: why})
-	p.patience.until(p.seen) // answer it at once
+	p.patience.until(p.seen) // this candidate answers the round at once
 	return nil
 }
 
-// sweep removes records that no session holds: a restored snapshot brings them back.
+// sweep removes the records of candidates without a session, which a restored snapshot can bring back.
 func (p *participant) sweep(ctx context.Context) {
 	var ops []consul.Op
 	for _, r := range p.listed {
@@ -125,36 +124,31 @@ func (p *participant) sweep(ctx context.Context) {
 	p.listed = slices.DeleteFunc(p.listed, func(r record) bool { return r.Session == "" })
 }
 
-// maxSwept is how many records one transaction removes.
 const maxSwept = 64
 
-// watch keeps a mailbox at what is below a prefix, until ctx ends.
 func (p *participant) watch(ctx context.Context, prefix string, o consul.WatchOptions, to *mailbox) {
 	o.OnError = func(err error) { to.fail(err) }
 	p.watches.Go(func() {
-		_ = p.Client.WatchPrefix(ctx, prefix, o, func(snap consul.Snapshot) error { // it ends with ctx only
+		_ = p.Client.WatchPrefix(ctx, prefix, o, func(snap consul.Snapshot) error { // the watch ends only with ctx
 			to.put(snap)
 			return nil
 		})
 	})
 }
 
-// watchRecords begins to watch the candidates, or ends it.
 func (p *participant) watchRecords(ctx context.Context, wanted bool) {
 	if !wanted {
 		p.unwatchRecords()
 		return
 	}
-	if !p.unwatched() {
+	if p.unwatch != nil {
 		return
 	}
 	watching, stop := context.WithCancel(ctx)
-	p.records = newMailbox() // nothing of an earlier watch
+	p.records = newMailbox() // it must not have deliveries of an earlier watch
 	p.unwatch = stop
 	p.watch(watching, p.candidates(), consul.WatchOptions{}, p.records)
 }
-
-func (p *participant) unwatched() bool { return p.unwatch == nil }
 
 func (p *participant) unwatchRecords() {
 	if p.unwatch != nil {

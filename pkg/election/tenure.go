@@ -15,22 +15,23 @@ import (
 
 type tenureKey struct{}
 
-// tenure is one time of leading: from the acquisition of the lock to its release.
+// tenure is one leadership: from the acquisition of the lock to its release.
 type tenure struct {
 	client  *consul.Client
 	session *consul.Session
-	holder  ballot.Holder // what the lock says, but for Unique
+	holder  ballot.Holder // the lock's value without Unique
 	end     context.CancelCauseFunc
 	why     func() error  // why the leadership ended; nil while it lasts
 	done    chan struct{} // closed when the duty has returned
-	err     error         // that it returned
+	err     error         // the error that the duty returned
 
 	mu    sync.Mutex
 	fence consul.Fence
 }
 
-// begin runs the duty under a fence.
-func begin(ctx context.Context, c *Candidate, holder ballot.Holder, fence consul.Fence, duty func(context.Context) error) *tenure {
+func begin(ctx context.Context, c *Candidate, holder ballot.Holder, fence consul.Fence,
+	duty func(context.Context) error,
+) *tenure {
 	t := &tenure{client: c.Client, session: c.Session, holder: holder, fence: fence, done: make(chan struct{})}
 	leading, end := context.WithCancelCause(context.WithValue(ctx, tenureKey{}, t))
 	t.end, t.why = end, func() error { return context.Cause(leading) }
@@ -41,10 +42,10 @@ func begin(ctx context.Context, c *Candidate, holder ballot.Holder, fence consul
 	return t
 }
 
-// over reports whether the leadership has ended; the duty may still be at it.
+// After the leadership is over, the duty may still run.
 func (t *tenure) over() bool { return t.why() != nil }
 
-// ending joins why the leadership has ended and what the duty returned, unless that says the same.
+// ending leaves out the duty's error if it is the same.
 func (t *tenure) ending(why error) error {
 	if t.err == nil || errors.Is(t.err, why) || errors.Is(why, t.err) || errors.Is(t.err, context.Canceled) {
 		return why
@@ -52,7 +53,7 @@ func (t *tenure) ending(why error) error {
 	return errors.Join(why, t.err)
 }
 
-// valueOf returns what the lock is to say, another one each time.
+// Each call of valueOf returns a different value.
 func valueOf(h ballot.Holder) []byte {
 	h.Unique = nonce()
 	return encode(h)
@@ -61,7 +62,7 @@ func valueOf(h ballot.Holder) []byte {
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {
-		panic("encode " + err.Error()) // records hold texts, numbers and times only
+		panic("encode " + err.Error()) // records have only texts, numbers and times
 	}
 	return data
 }
@@ -88,7 +89,9 @@ func (t *tenure) commit(ctx context.Context, ops []consul.Op) (map[string]uint64
 			if lost := t.bump(ctx, fence); lost != nil {
 				return nil, errors.Join(lost, err)
 			}
-			if consul.RefusedOnly(err, fence.Key) { // another call has moved the fence, or somebody has written to the lock
+			// If Consul refused only the fence, another call has moved it, or another program has written to the lock.
+			// The fence is current now, so try again.
+			if consul.RefusedOnly(err, fence.Key) {
 				continue
 			}
 		}
@@ -96,9 +99,9 @@ func (t *tenure) commit(ctx context.Context, ops []consul.Op) (map[string]uint64
 	}
 }
 
-// bump moves the fence, unless that was done since a call read it, after which nothing that bears the old one can land any more. It tries
-// until the answer is definite, and ends the leadership where the lock is lost: also where it is free now, because somebody else may have
-// led in between.
+// bump moves the fence, unless another call has moved it since used was read. After that, no transaction with the old
+// fence can land. If this session does not hold the lock any more, bump ends the leadership, even if the lock is free,
+// because another candidate may have led meanwhile.
 func (t *tenure) bump(ctx context.Context, used consul.Fence) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +109,10 @@ func (t *tenure) bump(ctx context.Context, used consul.Fence) error {
 		return nil
 	}
 	for {
-		written, err := t.client.Commit(ctx, []consul.Op{consul.CheckSession(used.Key, used.Session), consul.Lock(used.Key, valueOf(t.holder), used.Session)})
+		written, err := t.client.Commit(ctx, []consul.Op{
+			consul.CheckSession(used.Key, used.Session),
+			consul.Lock(used.Key, valueOf(t.holder), used.Session),
+		})
 		switch {
 		case err == nil:
 			t.fence.Index = written[used.Key]

@@ -17,10 +17,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/election"
 )
 
-// A write without an answer has landed when Commit returns, or never will; the leader leads on.
+// If a write gets no answer, it has landed when Commit returns, or it never will. The leader still leads.
 func TestAWriteWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
-	for name, verdict := range map[string]consultest.Verdict{"landed": consultest.CutAfter, "not landed": consultest.Refuse} {
+	for name, verdict := range map[string]consultest.Verdict{
+		"landed":     consultest.CutAfter,
+		"not landed": consultest.Refuse,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t)
@@ -59,8 +62,9 @@ func TestAWriteWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// Somebody writes to the lock's key. It is still ours; the fence moves and the write goes on. One that is refused for itself says so.
-func TestSomebodyWritesToTheLock(t *testing.T) {
+// If another program writes to the lock's key, the lock is not lost: Commit bumps the fence and tries the write again.
+// If Consul refuses a write because of its own condition, Commit returns this refusal.
+func TestAnotherProgramWritesToTheLock(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	work := make(chan func(context.Context), 1)
@@ -83,7 +87,8 @@ func TestSomebodyWritesToTheLock(t *testing.T) {
 			t.Errorf("the write: %v", err)
 		}
 		_, err := election.Commit(ctx, []consul.Op{consul.CAS(f.prefix+"once", nil, 0)})
-		if !errors.Is(err, consul.ErrRefused) || errors.Is(err, election.ErrLost) || !consul.RefusedOn(err, f.prefix+"once") {
+		if !errors.Is(err, consul.ErrRefused) || errors.Is(err, election.ErrLost) ||
+			!consul.RefusedOn(err, f.prefix+"once") {
 			t.Errorf("the second write: %v", err)
 		}
 		indices, err := election.Commit(ctx, []consul.Op{consul.Set(f.prefix+"log", nil)})
@@ -95,7 +100,7 @@ func TestSomebodyWritesToTheLock(t *testing.T) {
 	f.leads("a")
 }
 
-// Whatever answers are missing while candidates come and go, one leads in the end.
+// If answers are missing while candidates come and go, one candidate leads in the end.
 func TestAnswersGoMissing(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -104,7 +109,10 @@ func TestAnswersGoMissing(t *testing.T) {
 			if strings.HasPrefix(r.URL.Path, "/v1/session") || strings.HasPrefix(r.URL.Path, "/v1/agent") {
 				return consultest.Forward
 			}
-			return []consultest.Verdict{consultest.Forward, consultest.Forward, consultest.CutAfter, consultest.Refuse}[rand.IntN(4)]
+			return []consultest.Verdict{
+				consultest.Forward, consultest.Forward, consultest.CutAfter,
+				consultest.Refuse,
+			}[rand.IntN(4)]
 		})
 	}
 	for id, version := range map[string]string{"a": "1.19", "b": "1.18", "c": "1.17"} {
@@ -115,7 +123,7 @@ func TestAnswersGoMissing(t *testing.T) {
 	f.leads("b")
 }
 
-// An older snapshot is restored: its lock is of a session of the past, and nobody leads by it for longer than that lasts.
+// After a restore, the lock belongs to an old session. When that session ends, a living candidate leads.
 func TestStoreOfThePast(t *testing.T) {
 	t.Parallel()
 	var server *consultest.Server
@@ -147,7 +155,7 @@ func TestStoreOfThePast(t *testing.T) {
 		b := f.start("b", "1.19", quick)
 		a.stop()
 		f.leads("b")
-		// The lock and the record of a are back, with a session of the past; that of b is not.
+		// The lock and the record of a are back, with an old session. The record of b is not there.
 		if err := consultest.Restore(t.Context(), server.Addr, saved); err != nil {
 			if errors.Is(err, consultest.ErrHung) {
 				panic(consultest.ErrHung)
@@ -160,7 +168,7 @@ func TestStoreOfThePast(t *testing.T) {
 			}
 			return nil
 		})
-		f.destroySessions(a) // Consul does so when the TTL of that session is over, up to a minute later
+		f.destroySessions(a) // Consul does this when the TTL of the old session is over, up to a minute later
 		f.leads("b")
 		if s := f.state(); len(s.Candidates) != 1 || s.Candidates[0].ID != "b" {
 			t.Errorf("%+v", s.Candidates)
@@ -169,7 +177,7 @@ func TestStoreOfThePast(t *testing.T) {
 	})
 }
 
-// A second process of the same id keeps out until the first is gone, whatever the first's record says.
+// A second process with the same id does not take part until the first process is gone.
 func TestTwoOfOneID(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -183,7 +191,7 @@ func TestTwoOfOneID(t *testing.T) {
 		}
 		return nil
 	})
-	f.commit(consul.Delete(f.key("lease/holder"))) // the record of the first is chosen again
+	f.commit(consul.Delete(f.key("lease/holder"))) // the first process is chosen again
 	consultest.Eventually(t, patient, func() error {
 		if len(a.of(election.Elected)) < 2 {
 			return errors.New("not elected again")
@@ -202,11 +210,13 @@ func TestTwoOfOneID(t *testing.T) {
 	})
 }
 
-// A token that may not write what a leader needs keeps its candidate out, whose record is not left behind.
+// If a candidate's token is not allowed to take the lock, Run returns an error, and the candidate's record is removed.
 func TestATokenThatMayNotLead(t *testing.T) {
 	t.Parallel()
 	const management = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
-	server, err := consultest.Start(`{"acl": {"enabled": true, "default_policy": "deny", "tokens": {"initial_management": "` + management + `", "agent": "` + management + `"}}}`)
+	server, err := consultest.Start(
+		`{"acl": {"enabled": true, "default_policy": "deny", "tokens": {"initial_management": "` + management +
+			`", "agent": "` + management + `"}}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,16 +248,20 @@ func TestATokenThatMayNotLead(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	var refused error
-	_ = client.RunSession(ctx, consul.SessionConfig{Kind: "election", Name: "denied"}, func(ctx context.Context, s *consul.Session) error {
-		refused = election.Run(ctx, election.Candidate{Client: client, Session: s, Lease: lease, ID: "a"}, func(context.Context) error { return errors.New("it leads") })
-		if errors.Is(refused, consul.ErrRefused) {
-			if _, err := client.Get(ctx, "rcfarm/elections/nightly/candidates/a", consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
-				t.Errorf("the record is there still: %v", err)
+	_ = client.RunSession(ctx, consul.SessionConfig{Kind: "election", Name: "denied"},
+		func(ctx context.Context, s *consul.Session) error {
+			refused = election.Run(ctx, election.Candidate{Client: client, Session: s, Lease: lease, ID: "a"},
+				func(context.Context) error { return errors.New("it leads") })
+			if errors.Is(refused, consul.ErrRefused) {
+				if _, err := client.Get(ctx, "rcfarm/elections/nightly/candidates/a",
+					consul.Consistent); !errors.Is(err,
+					consul.ErrNotFound) {
+					t.Errorf("the record is there still: %v", err)
+				}
+				cancel()
 			}
-			cancel()
-		}
-		return refused
-	})
+			return refused
+		})
 	if !errors.Is(refused, consul.ErrRefused) || !strings.Contains(refused.Error(), "take lease nightly") {
 		t.Errorf("Run returned %v", refused)
 	}

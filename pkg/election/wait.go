@@ -9,14 +9,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// patience says when to look again without a cause.
+// patience decides when a participant acts without an event.
 type patience struct {
-	at    time.Time // when, once; zero: no time is set
-	since time.Time // when what is waited for began; zero: nothing is
+	at    time.Time // time of the next step; zero: not set
+	since time.Time // when the present wait began; zero: there is none
 	tries int
 }
 
-// idleLook bounds how long nothing is looked at.
 const idleLook = time.Hour
 
 func (p *patience) until(t time.Time) {
@@ -25,7 +24,7 @@ func (p *patience) until(t time.Time) {
 	}
 }
 
-// wake returns when to look again, and forgets it.
+// wake returns the time of the next step, and resets it.
 func (p *patience) wake() time.Time {
 	at := p.at
 	p.at = time.Time{}
@@ -35,10 +34,10 @@ func (p *patience) wake() time.Time {
 	return at
 }
 
-// maxDoubling bounds how much longer each wait is than the first: 64 times.
 const maxDoubling = 6
 
-// over reports whether something has lasted for long enough, a little longer than the given time at first and twice as long each time.
+// over reports whether the present wait is over. The first wait takes first, and each later wait twice as long as the
+// one before, up to maxDoubling times. To each wait, over adds a random part of up to a quarter of first.
 func (p *patience) over(first time.Duration) bool {
 	if p.since.IsZero() {
 		p.since = time.Now().Add(rand.N(first / 4))
@@ -53,15 +52,14 @@ func (p *patience) over(first time.Duration) bool {
 	return true
 }
 
-// rest says that nothing is waited for now.
+// rest ends the present wait.
 func (p *patience) rest() { p.since = time.Time{} }
 
-// reset begins anew: something has moved.
+// reset makes the next wait as short as the first.
 func (p *patience) reset() { p.since, p.tries = time.Time{}, 0 }
 
-// mailbox holds the newest of what a watch delivers.
 type mailbox struct {
-	filled wait.Signal // raised while there is something
+	filled wait.Signal // raised while it is not empty
 
 	mu   sync.Mutex
 	snap *consul.Snapshot
@@ -70,7 +68,7 @@ type mailbox struct {
 
 func newMailbox() *mailbox { return &mailbox{filled: wait.NewSignal()} }
 
-// put replaces what has not been taken; that the store went back stays said.
+// If the replaced delivery has WentBack, the new delivery gets it too.
 func (m *mailbox) put(snap consul.Snapshot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,7 +77,6 @@ func (m *mailbox) put(snap consul.Snapshot) {
 	m.filled.Raise()
 }
 
-// fail tells of an error.
 func (m *mailbox) fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -87,7 +84,7 @@ func (m *mailbox) fail(err error) {
 	m.filled.Raise()
 }
 
-// take empties the mailbox. There may be no snapshot, no error, or both.
+// take may return a snapshot, an error, both or none.
 func (m *mailbox) take() (snap *consul.Snapshot, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -13,9 +13,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A farm that takes over counts what it has claimed and not looked at yet, and judges nothing while it has more to claim: the
-// deletion of 12 of 42 pods is no mass stop, whichever controller is looked at first.
-func TestTakingOverTripsNothing(t *testing.T) {
+// A farm that takes over also counts the pods of controllers that it has claimed and not looked at yet. It admits no
+// stops while it has more to claim. So the deletion of 12 of 42 pods is no mass stop, no matter which controller the
+// farm looks at first.
+func TestTakingOverDoesNotTripTheBreaker(t *testing.T) {
 	t.Parallel()
 	for _, claimed := range []bool{true, false} {
 		t.Run(fmt.Sprintf("claimed %t", claimed), func(t *testing.T) {
@@ -41,7 +42,7 @@ func TestTakingOverTripsNothing(t *testing.T) {
 			faults.readHead = func(rcID string) error {
 				switch {
 				case rcID == "small" && looks.Add(1) > 3 && !claimed:
-					end() // it was not judged meanwhile, or the breaker would have tripped
+					end() // the farm has admitted no stop so far, else the breaker would have tripped
 				case rcID == "big" && claimed:
 					<-ended
 				}
@@ -71,7 +72,7 @@ func TestTakingOverTripsNothing(t *testing.T) {
 	}
 }
 
-// What trips the breaker is in the audit records, where operators are sent to look.
+// The audit records have the reason why the breaker tripped, because operators are asked to look there.
 func TestATrippedBreakerIsInTheAudit(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -9,15 +9,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// emptyCache returns a cache that has seen nothing, and that nobody hears.
+// emptyCache returns a cache that has seen nothing and whose events go nowhere.
 func emptyCache() *cache {
 	cfg := Config{}
 	cfg.setDefaults()
 	return newCache(&cfg, nil, func(event) {})
 }
 
-// A view is made anew when its record, the operators' side, or what is known of its machine changes, and only then; the
-// version tells when any has.
+// A view is made again only if the node's record, the operators' record, or the state of the machine changes. Each of
+// these changes also changes the version.
 func TestPublishedViews(t *testing.T) {
 	t.Parallel()
 	w := emptyCache()
@@ -61,7 +61,8 @@ func TestPublishedViews(t *testing.T) {
 	step("gone", "b")
 }
 
-// Since when a machine is lost stays as it was first seen, and counts anew for another death of the node.
+// The time at which a machine was lost does not change while the machine is lost. It starts again after another death
+// of the node.
 func TestLostSince(t *testing.T) {
 	t.Parallel()
 	w := emptyCache()
@@ -96,7 +97,7 @@ func TestLostSince(t *testing.T) {
 	}
 	unknown := view(nil, nil)
 	if unknown.AgentLives || unknown.MachineLost || !unknown.DeadSeen.After(lives.DeadSeen) {
-		t.Errorf("its agent is not known any more: %+v", unknown)
+		t.Errorf("the agent is unknown: %+v", unknown)
 	}
 	view(nil, m)
 	if again := view(m, nil); again.AgentLives || !again.LostSeen.After(lost.LostSeen) {

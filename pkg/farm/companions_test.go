@@ -19,7 +19,7 @@ const (
 	webR2   = webUnit + "-2"
 )
 
-// revision makes a controller a revision of the service web, with so many replicas.
+// revision makes a controller a revision of the service web, with n replicas.
 func revision(rev int64, n, least, most int) func(*rc.RC) {
 	return func(r *rc.RC) {
 		r.ReplicaGroups[0].Count = &n
@@ -27,7 +27,7 @@ func revision(rev int64, n, least, most int) func(*rc.RC) {
 	}
 }
 
-// conditionIs waits until a condition of a controller's present generation is, or is not, true.
+// conditionIs waits until a condition of a controller's present generation has this value.
 func (c *cluster) conditionIs(id string, t rc.ConditionType, want bool) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -43,8 +43,9 @@ func (c *cluster) conditionIs(id string, t rc.ConditionType, want bool) {
 	})
 }
 
-// Each of two revisions has one replica too many, and of all four one may go: one of them stops its own, and the other one waits.
-func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
+// Each of two revisions has one replica too many, but the minimum lets only one of all four replicas stop. One revision
+// stops its replica, and the other one waits.
+func TestTwoRevisionsShareOneMinimum(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -79,15 +80,16 @@ func TestTwoRevisionsLeaveOneMinimum(t *testing.T) {
 	if n := len(c.running(webR1)) + len(c.running(webR2)); n != 3 {
 		t.Errorf("%d run, want the minimum of three", n)
 	}
-	// A third replica elsewhere lets the other one go, and nobody but the bell says so.
-	there, name := map[string]string{webR1: webR2, webR2: webR1}[waits], map[string]string{webR1: "web2", webR2: "web"}[waits]
+	// Another replica of the first revision lets the waiting revision stop its own. Only the bell makes the farm look.
+	there := map[string]string{webR1: webR2, webR2: webR1}[waits]
+	name := map[string]string{webR1: "web2", webR2: "web"}[waits]
 	c.apply(there, testManifest(name, 0), revision(1, 2, 3, 5))
 	c.converged(waits, 1)
 	c.converged(there, 2)
 }
 
-// A revision gets what room the service has, and goes on as another one leaves it; one that is gone, whoever removed its record, holds
-// nobody up.
+// A revision gets the pods that the bound still allows, and more pods when another revision has fewer. A revision whose
+// record was removed delays no other revision.
 func TestRevisionsShareOneBound(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -109,7 +111,7 @@ func TestRevisionsShareOneBound(t *testing.T) {
 	c.converged(webR2, 4)
 }
 
-// Once the rollout is gone, what operators ask for is what the minimum of the service follows, and the bound.
+// After the rollout was removed, the service's minimum and bound follow the operators' records.
 func TestAServiceWithoutItsRollout(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -123,7 +125,8 @@ func TestAServiceWithoutItsRollout(t *testing.T) {
 	c.apply(webR1, testManifest("web", 0), revision(1, 1, 3, 4))
 	c.conditionIs(webR1, rc.WaitsForService, true)
 	c.run(webR1, 2)
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Rollouts.Key(webUnit))}); err != nil {
+	if _, err := c.client.Commit(t.Context(),
+		[]consul.Op{consul.Delete(c.store.Keys().Rollouts.Key(webUnit))}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{webR1, webR2} {
@@ -140,12 +143,13 @@ func TestAServiceWithoutItsRollout(t *testing.T) {
 	}
 }
 
-// The minimum that follows the counts of another revision is that of its record when the stop lands, whatever it was before.
-func TestTheMinimumFollowsTheCountsOfThePresent(t *testing.T) {
+// The minimum may depend on the count of another revision. The count at the moment when a stop lands decides, not an
+// earlier count.
+func TestTheMinimumFollowsThePresentCounts(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
-	tries, early := 0, false // of the owner of a, which makes one after the other
+	tries, early := 0, false // of the owner of webR1, which tries one stop after the other
 	c.faultyFarm("f1", &faulty{commit: func(b *store.Batch) error {
 		if b.RCID != webR1 || len(stops(b)) == 0 {
 			return nil
@@ -165,14 +169,14 @@ func TestTheMinimumFollowsTheCountsOfThePresent(t *testing.T) {
 	c.converged(webR2, 3)
 	c.converged(webR1, 0)
 	if early || tries < 2 {
-		t.Errorf("after %d tries pods stop that the other revision's have not replaced", tries)
+		t.Errorf("after %d tries pods stop before the other revision has replaced them", tries)
 	}
 	for _, id := range []string{webR1, webR2} {
 		c.conditionIs(id, rc.WaitsForService, false)
 	}
 }
 
-// run waits until so many replicas of a controller run.
+// run waits until n replicas of a controller run.
 func (c *cluster) run(id string, n int) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {

@@ -9,45 +9,49 @@ import (
 	kube "k8s.io/apimachinery/pkg/labels"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
+	"github.com/rcfarm/rcfarm/pkg/farm/place"
 	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
+	"github.com/rcfarm/rcfarm/pkg/scale"
+	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// RCIDLabel is the label that every pod of a controller carries with the controller's id.
+// RCIDLabel is the label of all pods of a controller. Its value is the controller's id.
 const RCIDLabel = pod.RCIDLabel
 
-// controller is one controller that this farm owns. One goroutine at a time works on it.
+// One goroutine at a time works on a controller.
 type controller struct {
 	ID     string
 	kit    *kit
 	log    obs.Logger
 	unit   *unit
-	memory memory // of whoever works on it
+	memory memory // used only by the goroutine that works on it
 	shared shared
 }
 
-// look makes one pass over the controller.
-func (c *controller) look(ctx context.Context, v *view) (made passed, err error) {
-	c.memory.found = unknown // unless the pass comes to its end
+// makePass makes one pass over the controller. It does not change the view: the look adds left to it.
+func (c *controller) makePass(ctx context.Context, v *view) (made passed, left traces, err error) {
+	c.memory.found = unknown // replaced if the pass reaches its end
 	ps := c.newPass(v)
 	err = contain.Do(func() (err error) {
 		made, err = ps.run(ctx)
 		return err
 	})
 	if panicked := contain.Is(err); panicked != nil {
-		ps.mem.unsure = true // what it was about to write may land
-		c.suffers(ctx, ps, panicked)
+		c.unit.unsure, ps.traces.stale = true, true // a write of the pass may still land
+		c.reportPanic(ctx, ps, panicked)
 	}
 	c.memory = ps.mem
-	return made, err
+	return made, ps.traces, err
 }
 
-// suffers tells of a look that panicked: its stack in the log, once, and in the status that the controller cannot be
-// worked on. Before that the fence moves.
-func (c *controller) suffers(ctx context.Context, ps *pass, panicked *contain.Panic) {
+// reportPanic logs the stack once, moves the fence, and writes into the status that the farm cannot work on the
+// controller.
+func (c *controller) reportPanic(ctx context.Context, ps *pass, panicked *contain.Panic) {
 	c.kit.metrics.panics.Inc()
 	if ps.mem.panicked != panicked.Error() {
 		ps.mem.panicked = panicked.Error()
@@ -57,7 +61,7 @@ func (c *controller) suffers(ctx context.Context, ps *pass, panicked *contain.Pa
 		if err := c.unit.bump(ctx); err != nil {
 			return err
 		}
-		now, err := c.kit.reads.ReadUnit(ctx, c.unit.id, true)
+		now, err := c.kit.reads.ReadUnit(ctx, c.unit.id, store.Consistent)
 		if err != nil {
 			return err
 		}
@@ -65,25 +69,29 @@ func (c *controller) suffers(ctx context.Context, ps *pass, panicked *contain.Pa
 		if h == nil {
 			return store.ErrNotFound
 		}
-		return ps.writer.sayUnreadable(ctx, *h, fmt.Errorf("it cannot be worked on: %w", panicked))
+		return ps.reportUnreadable(ctx, *h, fmt.Errorf(rc.CannotWork+"%w", panicked))
 	})
 	if err != nil && ctx.Err() == nil {
-		ps.mem.unsure = true
-		c.log.WithError(err).Warn("cannot say that a controller cannot be worked on")
+		c.unit.unsure = true
+		c.log.WithError(err).Warn("cannot write into the status that a controller cannot be worked on")
 	}
 }
 
 func (c *controller) newPass(v *view) *pass {
-	r := &reading{kit: c.kit, id: c.ID, log: c.log, mem: c.memory, unit: c.unit, shared: &c.shared, view: v, head: *v.Heads[c.ID]}
-	room := &finder{reading: r, version: v.version, mark: v.mark, reserved: map[string]store.Rec[node.Reservation]{}}
-	books := &booking{reading: r, room: room}
+	owner := scheduler.Owner{RCID: c.ID, Term: scale.Term(v.schema.Value.Epoch, c.unit.fence.Index)}
+	nodes := place.Nodes{Views: v.nodes, Version: v.version, Mark: v.mark}
 	return &pass{
-		reading: r, room: room, books: books,
-		reader: reader{reading: r, room: room}, placing: placing{reading: r, room: room, books: books}, writer: writer{reading: r, room: room},
+		kit: c.kit, id: c.ID, log: c.log, unit: c.unit, shared: &c.shared, mem: c.memory,
+		view: *v, traces: traces{reports: v.reports}, head: *v.Heads[c.ID],
+		reader: reader{
+			kit: c.kit, id: c.ID, view: *v, recordless: c.memory.recordless, confirmed: c.memory.confirmed,
+			resync: c.shared.now().resync,
+		},
+		search: c.kit.places.Begin(owner, nodes, c.memory.places, c.log),
 	}
 }
 
-// shared is what a farm knows of a controller that it owns, and asks of it, while a pass over it may be under way.
+// shared has what other goroutines of the farm read and write, also while a pass is running.
 type shared struct {
 	looks *looks.Looks // of its unit
 
@@ -91,16 +99,15 @@ type shared struct {
 	is known
 }
 
-// known is what shared has at one moment.
 type known struct {
-	resync     bool            // the next pass compares intents too
-	lastResync time.Time       // when that was done last; zero: not by this farm
-	nodes      map[string]bool // where it has pods; nil while it is looked at
-	wantsNodes bool            // more nodes would help it
-	follows    kube.Selector   // it has a pod on each node that this selects; nil: it has not
+	resync     bool            // the next pass is a resync
+	lastResync time.Time       // the last complete resync by this farm; zero: none
+	nodes      map[string]bool // nodes where the controller has pods; nil while a pass is running
+	wantsNodes bool            // it could use more nodes
+	follows    kube.Selector   // each-node mode: selects the nodes that get a pod each; nil: another mode
 }
 
-// concernedBy reports whether nodes that have changed, to what some views show, may matter to the controller.
+// concernedBy reports whether a change of these nodes may matter to the controller. views is after the change.
 func (k known) concernedBy(changed map[string]bool, views map[string]*node.View) bool {
 	if k.wantsNodes || k.nodes == nil {
 		return true
@@ -127,24 +134,27 @@ func (s *shared) now() known {
 	return s.is
 }
 
-// begin is for the beginning of a pass: until that has ended every changed node concerns the controller.
+// begin is called when a pass begins. Until it ends, each changed node concerns the controller.
 func (s *shared) begin() {
 	s.mu.Lock()
 	s.is.nodes = nil
 	s.mu.Unlock()
 }
 
-// ended takes in what a pass has found. A resync is done when it found nothing to do, and nothing kept it from doing it.
-func (s *shared) ended(nodes map[string]bool, wantsNodes bool, follows kube.Selector, checked bool) {
+func (s *shared) ended(nodes map[string]bool, wantsNodes bool, follows kube.Selector) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.is.nodes, s.is.wantsNodes, s.is.follows = nodes, wantsNodes, follows
-	if checked {
-		s.is.lastResync, s.is.resync = time.Now(), false
-	}
 }
 
-// askResync asks for a resync in the next pass.
+// resynced is called after a complete resync: it found nothing to do, and no hold or breaker kept it from finding
+// something.
+func (s *shared) resynced() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.is.lastResync, s.is.resync = time.Now(), false
+}
+
 func (s *shared) askResync() {
 	s.mu.Lock()
 	s.is.resync = true

@@ -10,10 +10,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A status that only counts may wait for the next one, for a while after the last; one that says anything else may not.
-func TestAStatusThatOnlyCountsMayWait(t *testing.T) {
+// A status that differs from the last one only in numbers of pods may wait for a while. Any other status may not.
+func TestAStatusThatDiffersOnlyInNumbersMayWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		said := func(change func(*rc.Status)) *rc.Status {
+		status := func(change func(*rc.Status)) *rc.Status {
 			st := &rc.Status{RCID: "web", ObservedGeneration: 3, Desired: 4, Placed: 4, Epoch: "n"}
 			st.Conditions = rc.SetCondition(nil, rc.Converged, false, "0 of 4", time.Now())
 			if change != nil {
@@ -33,44 +33,48 @@ func TestAStatusThatOnlyCountsMayWait(t *testing.T) {
 			after  func(*rc.Status)
 			waits  bool
 		}{
-			"two of four are there":       {said(nil), two, true},
-			"all are there":               {said(nil), is(rc.Converged), false},
-			"all were there":              {said(is(rc.Converged)), two, false},
+			"two of four are there":       {status(nil), two, true},
+			"all are there":               {status(nil), is(rc.Converged), false},
+			"all were there":              {status(is(rc.Converged)), two, false},
 			"it is the first":             {nil, two, false},
-			"it is of another generation": {said(func(st *rc.Status) { st.ObservedGeneration = 2 }), two, false},
-			"another world":               {said(func(st *rc.Status) { st.Epoch = "m" }), two, false},
-			"another number is desired":   {said(func(st *rc.Status) { st.Desired = 3 }), two, false},
-			"one fails":                   {said(nil), func(st *rc.Status) { st.Failing = []rc.PodFailure{{Pod: "main.0"}} }, false},
-			"one is lost":                 {said(nil), func(st *rc.Status) { st.Lost = 1 }, false},
-			"something is wrong":          {said(nil), func(st *rc.Status) { st.LastError = "oh" }, false},
-			"something was wrong":         {said(is(rc.Blocked)), two, false},
-			"something keeps it":          {said(nil), is(rc.WaitsForService), false},
-			"somebody is alerted":         {said(nil), func(st *rc.Status) { st.Incidents = []rc.Incident{{Key: "k"}} }, false},
+			"it is of another generation": {status(func(st *rc.Status) { st.ObservedGeneration = 2 }), two, false},
+			"another world":               {status(func(st *rc.Status) { st.Epoch = "m" }), two, false},
+			"another number is desired":   {status(func(st *rc.Status) { st.Desired = 3 }), two, false},
+			"one fails": {
+				status(nil),
+				func(st *rc.Status) { st.Failing = []rc.PodFailure{{Pod: "main.0"}} }, false,
+			},
+			"one is lost":         {status(nil), func(st *rc.Status) { st.Lost = 1 }, false},
+			"something is wrong":  {status(nil), func(st *rc.Status) { st.LastError = "oh" }, false},
+			"something was wrong": {status(is(rc.Blocked)), two, false},
+			"something keeps it":  {status(nil), is(rc.WaitsForService), false},
+			"people are alerted": {
+				status(nil),
+				func(st *rc.Status) { st.Incidents = []rc.Incident{{Key: "k"}} }, false,
+			},
 		} {
-			ps := &writer{reading: &reading{mem: memory{reported: time.Now()}}}
-			ps.head.Status = c.before
-			plan := &reconcile.Plan{Status: *said(c.after)}
+			plan := &reconcile.Plan{Status: *status(c.after)}
 			want := time.Duration(0)
 			if c.waits {
 				want = countsEvery
 			}
-			if got := ps.statusMayWait(plan); got != want {
+			if got := statusMayWait(c.before, plan, time.Now()); got != want {
 				t.Errorf("%s: it waits %s, want %s", name, got, want)
 			}
-			ps.mem.reported = time.Now().Add(-countsEvery)
-			if got := ps.statusMayWait(plan); got != 0 {
+			if got := statusMayWait(c.before, plan, time.Now().Add(-countsEvery)); got != 0 {
 				t.Errorf("%s: it waits %s although the last was long ago", name, got)
 			}
 		}
 	})
 }
 
-// A look that a bell asks for waits a little for further reports, longer where more is under way, and not twice.
+// A look that a bell asks for waits a little for further reports. It waits longer while more looks are under way, and
+// does not wait twice.
 func TestALookWaitsForReportsThatComeTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := func(what string, c *unit, busy int64, want time.Duration) {
 			t.Helper()
-			if got := c.gather(busy); got != want {
+			if got := c.holdOff(busy, 0); got != want {
 				t.Errorf("%s: %s, want %s", what, got, want)
 			}
 		}
@@ -83,11 +87,26 @@ func TestALookWaitsForReportsThatComeTogether(t *testing.T) {
 		c.looks.Begin()
 		waits("many are under way", c, 1000, looks.GatherMost)
 		c.looks.Ask()
-		waits("somebody asked", c, 1000, 0)
+		waits("a look was asked for", c, 1000, 0)
 		c.looks.Begin()
 		c.looks.Again(time.Millisecond)
 		<-time.After(time.Millisecond)
 		waits("it is due", c, 1000, 0)
 		waits("nodes are not waited for", &unit{}, 1000, 0)
+	})
+}
+
+// After a long look a unit rests while other units wait.
+func TestAUnitRestsWhileOthersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := &unit{}
+		u.looks.Took(time.Second)
+		if got := u.holdOff(0, 0); got != 0 {
+			t.Errorf("it rests for %s while no unit waits", got)
+		}
+		<-time.After(time.Second / 4)
+		if got := u.holdOff(0, 1); got != time.Second*3/4 {
+			t.Errorf("it rests for %s while a unit waits, want 750ms", got)
+		}
 	})
 }

@@ -6,69 +6,44 @@ import (
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// readDetails reads the manifest, unless it is known, what the pods' nodes report, what they were told where it matters,
-// and what is taken on the nodes that new pods may go to.
-func (ps *reader) readDetails(ctx context.Context) error {
-	s := ps.snapshot
-	ps.resync = ps.shared.now().resync
-	asked := map[pod.Identity]bool{} // what the nodes were told about these
+// readDetails reads what the snapshot still lacks, and the reservations of the guessed nodes.
+func (r *reader) readDetails(ctx context.Context, got *readings, guessed []string) (err error) {
+	s := got.snapshot
+	asked := map[pod.Identity]bool{} // the identities whose intents are read
 	for _, o := range s.Orphans {
 		asked[o.Identity] = true
 	}
-	w := store.Wanted{Nodes: len(s.Nodes), Realities: ps.unread(ps.id)}
+	w := r.wanted(s, guessed, asked)
+	ids := []string{r.id}
 	for i := range s.Companions {
-		w.Realities = append(w.Realities, ps.unread(s.Companions[i].RCID)...)
+		ids = append(ids, s.Companions[i].RCID)
 	}
-	for i := range s.Pods {
-		p := &s.Pods[i]
-		if ps.resync || asked[p.Identity] {
-			asked[p.Identity] = true
-			w.Intents = append(w.Intents, copiesOf(&p.Placement)...)
-		}
-	}
-	if !ps.mem.recordless {
-		if s.Manifest = ps.kit.manifests.get(s.RC.ManifestDigest); s.Manifest == nil {
-			w.Manifest = s.RC.ManifestDigest
-		}
-		w.Others = ps.otherManifests(s)
-	}
-	if err := ps.room.guess(ctx); err != nil {
-		return err
-	}
-	if ps.resync {
-		w.Reservations = nodesOfAll(s.Pods)
-	}
-	if ps.room.nodes != nil {
-		w.Reservations = append(w.Reservations, without(ps.room.nodes.guessed, w.Reservations)...)
-	}
-	d, err := ps.view.readDetails(ctx, ps.kit.reads, w)
+	got.reports, got.details, err = r.readReports(ctx, r.kit.reads, w, ids...)
 	if err != nil {
 		return err
 	}
-	if ps.room.nodes != nil {
-		ps.room.nodes.early = d.Reservations
-	}
-	ps.room.keep(d)
+	d := got.details
 	if w.Manifest != "" {
-		if err := ps.useManifest(s, d); err != nil {
+		if err := r.useManifest(s, d); err != nil {
 			return err
 		}
 	}
-	if err := ps.useOthers(s, d); err != nil {
+	if err := r.useOthers(s, d); err != nil {
 		return err
 	}
 	for i := range s.Companions {
-		s.Companions[i].Pods = ps.podsOf(s.Companions[i].RCID).pods
+		s.Companions[i].Pods = got.reports.pods[s.Companions[i].RCID].pods
 	}
-	own := ps.podsOf(ps.id)
-	copy(s.Pods, own.pods)
+	own := got.reports.pods[r.id]
+	s.Pods = slices.Clone(own.pods)
 	s.Errors = append(s.Errors, own.doubts...)
-	more, err := ps.readAhead(ctx, s, w.Others, asked)
+	more, err := r.readAhead(ctx, s, w.Others, asked)
 	if err != nil {
 		return err
 	}
@@ -80,16 +55,42 @@ func (ps *reader) readDetails(ctx context.Context) error {
 		if asked[s.Pods[i].Identity] {
 			addIntents(&s.Pods[i], d)
 		}
-		if ps.resync {
+		if r.resync {
 			addClaims(&s.Pods[i], d)
 		}
 	}
 	return nil
 }
 
-// readAhead reads what the nodes were told about pods of which they have applied more than the placement asks for, and the manifests that ordered
-// pods may run, as their nodes report, besides those that were read before.
-func (ps *reader) readAhead(ctx context.Context, s *reconcile.Snapshot, read []string, asked map[pod.Identity]bool) (store.Details, error) {
+// wanted returns what to read besides the reports. It adds to asked the identities whose intents this includes, and to
+// the snapshot the manifests that the cache has.
+func (r *reader) wanted(s *reconcile.Snapshot, guessed []string, asked map[pod.Identity]bool) store.Wanted {
+	w := store.Wanted{Nodes: len(s.Nodes)}
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		if r.resync || asked[p.Identity] {
+			asked[p.Identity] = true
+			w.Intents = append(w.Intents, copiesOf(&p.Placement)...)
+		}
+	}
+	if !r.recordless {
+		if s.Manifest == nil {
+			w.Manifest = s.RC.ManifestDigest
+		}
+		w.Others = r.otherManifests(s)
+	}
+	if r.resync {
+		w.Reservations = nodesOfAll(s.Pods)
+	}
+	w.Reservations = append(w.Reservations, field.Without(guessed, w.Reservations)...)
+	return w
+}
+
+// readAhead makes the reads that depend on the reports: the intents of pods whose node has applied a higher revision
+// than the placement has, and the manifests that ordered pods run according to their reports.
+func (r *reader) readAhead(
+	ctx context.Context, s *reconcile.Snapshot, read []string, asked map[pod.Identity]bool,
+) (store.Details, error) {
 	var w store.Wanted
 	for i := range s.Pods {
 		p := &s.Pods[i]
@@ -99,19 +100,18 @@ func (ps *reader) readAhead(ctx context.Context, s *reconcile.Snapshot, read []s
 		}
 	}
 	if s.RC.HasOrdered() {
-		w.Others = without(ps.otherManifests(s), read)
+		w.Others = field.Without(r.otherManifests(s), read)
 	}
 	if len(w.Intents)+len(w.Others) == 0 {
 		return store.Details{}, nil
 	}
-	d, err := ps.kit.reads.ReadDetails(ctx, w, ps.consistent)
+	d, err := r.kit.reads.ReadDetails(ctx, w, r.level)
 	if err != nil {
 		return d, err
 	}
-	return d, ps.useOthers(s, d)
+	return d, r.useOthers(s, d)
 }
 
-// addIntents adds what nodes were told about a pod.
 func addIntents(p *reconcile.Pod, d store.Details) {
 	p.Intents = map[string]*pod.Intent{}
 	for _, key := range copiesOf(&p.Placement) {
@@ -121,7 +121,6 @@ func addIntents(p *reconcile.Pod, d store.Details) {
 	}
 }
 
-// addClaims adds which nodes hold a claim for a pod.
 func addClaims(p *reconcile.Pod, d store.Details) {
 	p.Claims = map[string]*node.Claim{}
 	for _, at := range copiesOf(&p.Placement) {
@@ -134,7 +133,6 @@ func addClaims(p *reconcile.Pod, d store.Details) {
 	}
 }
 
-// nodesOfAll returns every node that has, or may still have, a copy of one of the pods.
 func nodesOfAll(pods []reconcile.Pod) []string {
 	seen := map[string]bool{}
 	for i := range pods {
@@ -143,4 +141,48 @@ func nodesOfAll(pods []reconcile.Pod) []string {
 		}
 	}
 	return slices.Collect(maps.Keys(seen))
+}
+
+// readIntentsOf returns the intents that all nodes have for some identities without a placement. Only the owner writes
+// intents, so no new intent appears before the plan lands.
+func (r *reader) readIntentsOf(
+	ctx context.Context, ids []pod.Identity,
+) (found map[store.At]pod.Intent, unreadable []error, err error) {
+	var w store.Wanted
+	for _, id := range ids {
+		for name := range r.nodes {
+			w.Intents = append(w.Intents, store.At{Node: name, Identity: id})
+		}
+	}
+	if len(w.Intents) == 0 {
+		return nil, nil, nil
+	}
+	d, err := r.kit.reads.ReadDetails(ctx, w, store.Consistent)
+	return d.Intents, d.Corrupt, err
+}
+
+// readReservations reads the reservations that the changes need and that the pass has not read.
+func (r *reader) readReservations(
+	ctx context.Context, changes []reconcile.Change, read map[string]store.Rec[node.Reservation],
+) (reserved map[string]store.Rec[node.Reservation], unreadable map[string]error, err error) {
+	var names []string
+	wanted := map[string]bool{}
+	for i := range changes {
+		for _, c := range changes[i].Reserve {
+			if _, known := read[c.Node]; !known && !wanted[c.Node] {
+				wanted[c.Node] = true
+				names = append(names, c.Node)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return read, nil, nil
+	}
+	d, err := r.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: names, Nodes: len(r.nodes)}, store.Default)
+	if err != nil {
+		return nil, nil, err
+	}
+	reserved = maps.Clone(read)
+	maps.Copy(reserved, d.Reservations)
+	return reserved, d.Unreadable, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// force makes a drain one that stops what is left some time from now.
+// force makes the drain of a node a forced drain. Its deadline comes after the given time.
 func (c *cluster) force(name string, in time.Duration) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -23,11 +23,12 @@ func (c *cluster) force(name string, in time.Duration) {
 		}
 		deadline := time.Now().Add(in)
 		rec.Value.Drain = &node.Drain{Since: rec.Value.Drain.Since, Deadline: &deadline, Force: true}
-		return c.store.Operator.ChangeNode(c.t.Context(), store.NodeChange{Ops: rec.Value, Index: rec.Index, Audit: store.NewAudit("test", "drain", "", nil)})
+		return c.store.Operator.ChangeNode(c.t.Context(),
+			store.NodeChange{Ops: rec.Value, Index: rec.Index, Audit: store.NewAudit("test", "drain", "", nil)})
 	})
 }
 
-// empty waits until nothing is left for a node to do, which is what rcctl node drain --wait waits for.
+// empty waits until a node has no work left, as rcctl node drain --wait does.
 func (c *cluster) empty(name string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -39,15 +40,16 @@ func (c *cluster) empty(name string) {
 	})
 }
 
-// A drain says what it waits for, and stops at its deadline what its controller would keep.
-func TestAForcedDrainEndsWhatKeepsIt(t *testing.T) {
+// The status shows what a drain waits for. At its deadline a forced drain stops the pods that their controller would
+// keep.
+func TestAForcedDrainStopsWhatIsLeft(t *testing.T) {
 	t.Parallel()
-	for says, change := range map[string]func(*rc.RC){
+	for reason, change := range map[string]func(*rc.RC){
 		"static":        func(r *rc.RC) { r.Strategy = rc.Static },
 		"rollout":       func(r *rc.RC) { r.Service = &rc.Service{Name: "web", Revision: 1} },
 		"a minimum of ": func(r *rc.RC) { one, zero := 1, 0; r.MinAvailable, r.MaxSurge = &one, &zero },
 	} {
-		t.Run(says, func(t *testing.T) {
+		t.Run(reason, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			c.node("n1", nil, nil)
@@ -57,7 +59,7 @@ func TestAForcedDrainEndsWhatKeepsIt(t *testing.T) {
 			c.converged("web", 1)
 			c.node("n2", nil, nil)
 			c.drain("n1", true)
-			c.condition("web", rc.Blocked, true, says)
+			c.condition("web", rc.Blocked, true, reason)
 			c.force("n1", time.Second)
 			c.empty("n1")
 			c.converged("web", 1)
@@ -71,13 +73,14 @@ func TestAForcedDrainEndsWhatKeepsIt(t *testing.T) {
 	}
 }
 
-// The pod that replaced one of a lost machine can be drained, although nobody has forgotten the former copy.
-func TestADrainAfterALossIsNotHeldUp(t *testing.T) {
+// If a pod of a lost machine was replaced, its new copy can be drained, although the former copy was not forgotten.
+func TestADrainAfterALossIsNotDelayed(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	rec := func(name string) string {
 		var n store.Rec[node.Node]
-		consultest.Eventually(t, soon, func() (err error) { n, err = c.store.Nodes.Get(t.Context(), store.Consistent, name); return err })
+		consultest.Eventually(t, soon,
+			func() (err error) { n, err = c.store.Nodes.Get(t.Context(), store.Consistent, name); return err })
 		return n.Value.ConsulNode
 	}
 	stop := c.node("n1", nil, nil)
@@ -86,7 +89,8 @@ func TestADrainAfterALossIsNotHeldUp(t *testing.T) {
 	failed := map[string]bool{agent: true}
 	faults.agents.Store(&failed)
 	c.faultyFarm("f1", faults, nil)
-	c.apply("web", testManifest("web", 0), func(r *rc.RC) { zero := 0; r.NodeLoss.After, r.MinAvailable = new(field.Duration), &zero })
+	c.apply("web", testManifest("web", 0),
+		func(r *rc.RC) { zero := 0; r.NodeLoss.After, r.MinAvailable = new(field.Duration), &zero })
 	c.converged("web", 1)
 	stop()
 	c.condition("web", rc.NodeLost, true, "n1")
@@ -95,7 +99,8 @@ func TestADrainAfterALossIsNotHeldUp(t *testing.T) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
 			found, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
-			if err == nil && (len(found) != 1 || found[0].Value.Node != name || len(found[0].Value.Ghosts) != 1 || found[0].Value.Ghosts[0].Node != "n1") {
+			if err == nil && (len(found) != 1 || found[0].Value.Node != name || len(found[0].Value.Ghosts) != 1 ||
+				found[0].Value.Ghosts[0].Node != "n1") {
 				err = errors.New(string(mustJSON(t, found)))
 			}
 			return err
@@ -110,7 +115,7 @@ func TestADrainAfterALossIsNotHeldUp(t *testing.T) {
 	c.converged("web", 1)
 }
 
-// While a controller is disabled nothing of it is placed and nothing removed, whatever is asked of its nodes.
+// While a controller is disabled, none of its pods is placed or removed, whatever happens to its nodes.
 func TestADisabledControllerStaysAsItIs(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

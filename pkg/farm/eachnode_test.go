@@ -20,7 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// onEach makes a controller one with a pod on each node of a pool.
+// onEach puts a controller into each-node mode, on the nodes of a pool.
 func onEach(pool string) func(*rc.RC) {
 	return func(r *rc.RC) { r.Mode, r.ReplicaGroups, r.NodeSelector = rc.EachNode, nil, "pool="+pool }
 }
@@ -39,7 +39,7 @@ func (c *cluster) where(id string) map[string]int {
 	return on
 }
 
-// Nodes that come, go, die and come back have the pod that they ask for, and no other node does.
+// Each node of the pool has its pod after nodes join, leave, die and come back. No other node has a pod.
 func TestAPodOnEachNode(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -98,7 +98,7 @@ func TestAPodOnEachNode(t *testing.T) {
 	c.converged("agent", 0)
 }
 
-// A pod stays where an operator's label asked for it and the record with the label cannot be read any more (P4).
+// If an operators' record with a label becomes unreadable, the pod on that node is kept (P4).
 func TestAPodStaysWhereLabelsCannotBeRead(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -108,7 +108,8 @@ func TestAPodStaysWhereLabelsCannotBeRead(t *testing.T) {
 	c.farm("f1")
 	c.apply("agent", testManifest("agent", 8080), onEach("a"))
 	c.converged("agent", 2)
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().NodeOps.Key("n0"), []byte("{"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(),
+		[]consul.Op{consul.Set(c.store.Keys().NodeOps.Key("n0"), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
 	c.node("n2", map[string]string{"pool": "a"}, nil)
@@ -118,9 +119,10 @@ func TestAPodStaysWhereLabelsCannotBeRead(t *testing.T) {
 	}
 }
 
-// A farm that starts when records of operators cannot be read does not know what they ask for: pods on those nodes stay, whatever the node says of itself, and
-// no pod comes there. The status says so, until the record can be read again or is gone (P4).
-func TestAFarmThatStartsWithUnreadableOperators(t *testing.T) {
+// A farm that starts while operators' records are unreadable does not know the labels in them. It keeps the pods on
+// these nodes, even if the nodes' own labels do not match, and places no pod there. The status reports this until the
+// record can be read again or is gone (P4).
+func TestAFarmThatStartsWithUnreadableNodeOps(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n0", nil, nil)
@@ -145,7 +147,7 @@ func TestAFarmThatStartsWithUnreadableOperators(t *testing.T) {
 	c.spoil(k.NodeOps.Key("n2"))
 	c.farm("f2")
 	c.node("n3", map[string]string{"pool": "a"}, nil)
-	c.apply("web", testManifest("web", 0), replicas(4)) // wherever it pleases, and not where nobody knows
+	c.apply("web", testManifest("web", 0), replicas(4)) // on any node whose operators' record can be read
 	c.condition("moved", rc.Unreadable, true, k.NodeOps.Key("n0"))
 	c.condition("agent", rc.Unreadable, true, k.NodeOps.Key("n0"))
 	c.condition("agent", rc.Unreadable, true, k.NodeOps.Key("n2"))
@@ -179,8 +181,9 @@ func TestAFarmThatStartsWithUnreadableOperators(t *testing.T) {
 	c.converged("agent", 4)
 }
 
-// A node that has no room for its pod is named with the reason, and gets it when there is.
-func TestANodeWithoutRoomForItsPod(t *testing.T) {
+// The status names a node that has no capacity for its pod, and the reason. When the node has capacity, it gets the
+// pod.
+func TestANodeWithoutCapacityForItsPod(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for i := range 3 {
@@ -190,7 +193,8 @@ func TestANodeWithoutRoomForItsPod(t *testing.T) {
 	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { r.NodeSelector = "name=n1" })
 	c.converged("web", 1)
 	c.apply("agent", testManifest("agent", 8080), onEach("a"))
-	c.condition("agent", rc.InsufficientNodes, true, "1 of 3 replicas have no node; of 3 nodes, "+rc.TakeNone+string(scheduler.Ports)+": 1")
+	c.condition("agent", rc.InsufficientNodes, true,
+		"1 of 3 replicas have no node; of 3 nodes, "+rc.TakeNone+string(scheduler.Ports)+": 1")
 	if on := c.where("agent"); len(on) != 2 {
 		t.Errorf("the pods are on %v", on)
 	}
@@ -234,17 +238,22 @@ func TestAPodOnEachOfAThousandNodes(t *testing.T) {
 	for _, r := range recs {
 		on[r.Value.Node], indices[r.Value.Identity] = true, true
 	}
-	if diff := cmp.Diff([]int{nodes + 1, nodes + 1, nodes + 1}, []int{len(recs), len(on), len(indices)}); diff != "" || err != nil {
+	if diff := cmp.Diff([]int{nodes + 1, nodes + 1, nodes + 1}, []int{len(recs), len(on), len(indices)}); diff != "" ||
+		err != nil {
 		t.Errorf("%v: placements, nodes, identities:\n%s", err, diff)
 	}
 }
 
-// A scheduler that is not ours refuses some of the nodes that ask for a pod: those stay without one, the others have one each, in whichever order it names them.
+// An outside scheduler leaves out some of the nodes that should have a pod. These nodes get no pod, and each of the
+// others gets one. It does not matter in which order the scheduler names the nodes.
 func TestAPodOnEachNodeThatASchedulerNames(t *testing.T) {
 	t.Parallel()
 	booked := newKeeper()
 	booked.eligible = []string{"n3", "n1", "n0"}
-	for name, k := range map[string]scheduler.Scheduler{"without books": ordered{names: booked.eligible}, "with books": booked} {
+	for name, k := range map[string]scheduler.Scheduler{
+		"without books": ordered{names: booked.eligible},
+		"with books":    booked,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
@@ -257,7 +266,8 @@ func TestAPodOnEachNodeThatASchedulerNames(t *testing.T) {
 			c.statusOf("agent", func(st *rc.Status) bool { return st.Available == 2 })
 			c.node("n3", map[string]string{"pool": "a"}, nil)
 			c.statusOf("agent", func(st *rc.Status) bool { return st.Desired == 4 && st.Available == 3 })
-			if got, want := slices.Sorted(maps.Keys(c.where("agent"))), []string{"n0", "n1", "n3"}; !slices.Equal(got, want) {
+			want := []string{"n0", "n1", "n3"}
+			if got := slices.Sorted(maps.Keys(c.where("agent"))); !slices.Equal(got, want) {
 				t.Errorf("it is on %v, want %v", got, want)
 			}
 		})

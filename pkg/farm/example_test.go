@@ -20,8 +20,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A program that owns one controller, under a session of its own, until its two pods are placed. With a nil Log
-// nothing is logged: WatchDesires tells its function why a look has failed.
+// A program that owns one controller, under its own session, until its two pods are placed. The Log is nil, so nothing
+// is logged: WatchDesires calls its function with the error of each failed look.
 func ExampleNew() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
@@ -50,7 +50,8 @@ func ExampleNew() {
 				fmt.Println(p.Identity, "is on", p.Node)
 			}
 		}()
-		return owner.WatchDesires(ctx, func(err error) { log.Println("a look at shop failed, and is made again:", err) })
+		return owner.WatchDesires(ctx,
+			func(err error) { log.Println("a look at shop failed, and is made again:", err) })
 	})
 	fmt.Println("ended:", errors.Is(err, context.Canceled))
 	// Output:
@@ -59,7 +60,7 @@ func ExampleNew() {
 	// ended: true
 }
 
-// untilPlaced takes what New returns, or what a test has in its place.
+// untilPlaced takes what New returns, or a fake in a test.
 func untilPlaced(ctx context.Context, owner farm.ReplicationController, n int) (pods []pod.Placement) {
 	_ = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		pods, _ = owner.CurrentPods(ctx)
@@ -68,7 +69,7 @@ func untilPlaced(ctx context.Context, owner farm.ReplicationController, n int) (
 	return pods
 }
 
-// shop writes a controller that asks for two pods, and has a node run them until ctx ends.
+// shop writes a controller with two pods, and runs a node for them until ctx ends.
 func shop(ctx context.Context, addr string) (*consul.Client, *store.Store, error) {
 	client, err := consul.New(consul.Config{Address: addr})
 	if err != nil {
@@ -83,19 +84,28 @@ func shop(ctx context.Context, addr string) (*consul.Client, *store.Store, error
 		return nil, nil, err
 	}
 	n1 := &simnode.Node{
-		Record: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1"}, TTL: 5 * time.Second, Client: client, Store: st,
+		Record: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1"}, TTL: 5 * time.Second,
+		Client: client, Store: st,
 	}
 	go func() { _ = n1.Run(ctx) }()
-	m := manifest.Manifest{Version: 1, ID: "shop", Launchables: []manifest.Launchable{{Name: "main", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/true"}}}}
+	m := manifest.Manifest{
+		Version: 1, ID: "shop",
+		Launchables: []manifest.Launchable{{
+			Name:     "main",
+			Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/true"},
+		}},
+	}
 	canonical, err := m.Canonical()
 	if err != nil {
 		return nil, nil, err
 	}
 	two, digest := 2, manifest.Digest(canonical)
 	r := rc.RC{
-		ID: "shop", Name: "shop", Generation: 1, Strategy: rc.Dynamic, ManifestDigest: digest, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &two}},
+		ID: "shop", Name: "shop", Generation: 1, Strategy: rc.Dynamic, ManifestDigest: digest,
+		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &two}},
 	}
 	return client, st, st.Operator.ChangeRC(ctx, store.RCChange{
-		RC: r, Manifests: []store.DeployManifest{{Digest: digest, Canonical: canonical}}, Audit: store.NewAudit("ann", "create", r.ID, nil),
+		RC: r, Manifests: []store.DeployManifest{{Digest: digest, Canonical: canonical}},
+		Audit: store.NewAudit("ann", "create", r.ID, nil),
 	})
 }

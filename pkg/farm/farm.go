@@ -1,6 +1,3 @@
-// Package farm is the loop that owns replication controllers: it claims their locks, watches what may have changed, and
-// carries out what reconcile decides. app runs one under each session. Only the owner of a controller changes its pods (P1), and whoever
-// comes next goes on from the records (P7). Start reading at Farm.Start.
 package farm
 
 import (
@@ -17,11 +14,11 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
+	"github.com/rcfarm/rcfarm/pkg/farm/janitor"
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/farm/roll"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scale"
@@ -30,37 +27,38 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Config is what a farm needs under one session: its units, without cleaning up. A whole farm, with one session
-// after the other, is app.Farm; a program that only wants a scheduler of its own sets app.FarmConfig.Scheduler. Zero durations and counts
-// mean the defaults.
+// Config has what a farm needs under one session. Zero durations and zero counts mean the defaults. app.Farm starts a
+// Farm for each session; a program that only needs its own scheduler sets app.FarmConfig.Scheduler.
 type Config struct {
-	ID           string              // stable name; required
-	Version      string              // of the program
-	Store        Session             // required
-	Scheduler    scheduler.Scheduler // nil: the built-in one, which selects by label; see scheduler.Books for those with books of their own
-	Log          obs.Logger          // nil: nothing is logged
-	Alerter      alert.Alerter       // nil: the log
-	Metrics      *Metrics            // nil: nothing is counted
-	MetricsLabel string              // of controllers, by whose values the leader counts replicas; empty: all together
-	Address      string              // of the daemon's debug server, for the member record; may be empty
-	Rollouts     *roll.Metrics       // nil: nothing of rollouts is counted
-	Ask          roll.Ask            // how gates of rollouts are asked; nil: none can be, which is a no
-	// Tell hands over what a node is to be told that has no standing query on its intents, and waits for nothing; nil: none is told.
-	Tell func(to push.Target, r scale.Request)
+	ID      string  // stable name; required
+	Version string  // of the program
+	Store   Session // required
+	// Scheduler chooses nodes; nil: the built-in scheduler. See scheduler.Books for a scheduler that keeps books.
+	Scheduler scheduler.Scheduler
+	Log       obs.Logger    // nil: nothing is logged
+	Alerter   alert.Alerter // nil: the log
+	Metrics   *Metrics      // nil: nothing is counted
+	// MetricsLabel is a label of controllers. The leader counts replicas by its values; empty: all together.
+	MetricsLabel string
+	Address      string        // of the daemon's debug server, for the farm's member record; may be empty
+	Rollouts     *roll.Metrics // nil: rollouts are not counted
+	Ask          roll.Ask      // calls the gates (webhooks) of rollouts; nil: every gate refuses
+	// Push pushes to a node that does not watch its intents. It must not block. Nil: the farm pushes to no node.
+	Push func(to push.Target, r scale.Request)
 
-	RCSelector labels.Selector // of the controllers that it works on, by their labels; nil: all
-	RCID       string          // the only one that it works on, whatever its labels; see New. Empty: those of the selector
+	RCSelector labels.Selector // of the labels of the controllers that the farm works on; nil: all
+	// RCID, if not empty, is the only controller that the farm works on, with any labels; see New.
+	RCID string
 
+	// The last value in each comment is the default.
 	TTL         time.Duration // liveness TTL of the cluster's daemons; 2 s
-	Workers     int           // units looked at at once; 64
+	Workers     int           // how many units are looked at concurrently; 64
 	SweepEvery  time.Duration // between two sweeps, plus jitter; 30 s
 	ResyncEvery time.Duration // between two resyncs of one controller; 10 min
-	// StableAfter is how long the members must not have changed before controllers are handed to farms that prefer
-	// them; 10 s.
+	// StableAfter is how long the members must be unchanged before this farm hands units over; 10 s.
 	StableAfter time.Duration
 }
 
-// check says what is missing without which there is no farm.
 func (c *Config) check() error {
 	switch {
 	case c.ID == "":
@@ -82,14 +80,14 @@ func (c *Config) setDefaults() {
 		c.RCSelector = labels.Everything()
 	}
 	if c.Metrics == nil {
-		c.Metrics = NewMetrics(prometheus.NewRegistry()) // which nobody asks
+		c.Metrics = NewMetrics(prometheus.NewRegistry()) // not served
 	}
 	if c.Rollouts == nil {
 		c.Rollouts = roll.NewMetrics(prometheus.NewRegistry())
 	}
 	if c.Ask == nil {
 		c.Ask = func(context.Context, string, time.Duration, any) error {
-			return errors.New("this program asks no gates")
+			return errors.New("this program cannot ask gates")
 		}
 	}
 	if c.Alerter == nil {
@@ -97,18 +95,18 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Session is the store under one session, as the farm uses it.
+// Session is the store under one session.
 type Session interface {
 	ReplicationControllerWatcher
 	ReplicationControllerLocker
 	ReplicationControllerStore
 	ClusterReads
-	LeakReads
-	// OnSpoiled has f told of each request that failed and was shared; see consul.Merger.
-	OnSpoiled(f func(kind string, parts int))
+	janitor.LeakReads
+	// OnMergedFailure calls f for each merged request that failed; see consul.Merger.
+	OnMergedFailure(f func(kind string, parts int))
 }
 
-// ReplicationControllerLocker is how the farm becomes and stops being the owner of units.
+// ReplicationControllerLocker has the methods by which the farm becomes the owner of units.
 type ReplicationControllerLocker interface {
 	Join(ctx context.Context, m store.Member) error
 	Claim(ctx context.Context, unit string) (store.Claimed, error)
@@ -116,10 +114,10 @@ type ReplicationControllerLocker interface {
 	LockReads
 }
 
-// LockReads is how the farm finds units without an owner.
+// LockReads has the methods by which the farm finds units without an owner.
 type LockReads interface {
 	SweepBells(ctx context.Context) (rcIDs, asked []string, err error)
-	Locks(ctx context.Context) (store.LockState, error) // those that other farms hold
+	Locks(ctx context.Context) (store.LockState, error) // held by other farms
 	IsLocked(ctx context.Context, unit string) (bool, error)
 	UnitRC(ctx context.Context, unit string) (store.Rec[rc.RC], error)
 	RCExists(ctx context.Context, rcID string) (bool, error)
@@ -129,17 +127,16 @@ type LockReads interface {
 	Ask(ctx context.Context, r store.Request, a store.Audit) error
 }
 
-// ClusterReads are what Consul itself knows of nodes, what mends their reservations, and what the store knows of the end of a hold.
+// ClusterReads has the methods by which the farm asks about nodes, mends reservations and ends a hold.
 type ClusterReads interface {
 	Passing(ctx context.Context) ([]string, error)
 	FailedAgents(ctx context.Context) (map[string]bool, error)
-	LivingAgents(ctx context.Context, agents []string) (map[string]bool, error) // of some that have not failed
+	LivingAgents(ctx context.Context, agents []string) (map[string]bool, error) // among agents that have not failed
 	MendReservation(ctx context.Context, nodeName string) (mended bool, err error)
 	SyncedEpoch(ctx context.Context) (string, error)
 	MarkSynced(ctx context.Context, schema store.Rec[store.Schema]) error
 }
 
-// core is what the parts of a farm share.
 type core struct {
 	cfg    Config
 	log    obs.Logger
@@ -149,71 +146,76 @@ type core struct {
 	roster *roster
 }
 
-// members returns the ids of the living farms, as last seen.
-func (f *core) members() []string {
-	return field.Each(f.cache.members(), func(m store.Member) string { return m.ID })
+func (c *core) members() []string {
+	return field.Each(c.cache.members(), func(m store.Member) string { return m.ID })
 }
+
+func (c *core) waiting() int { return c.queue.Len() }
 
 // Farm owns controllers for as long as one session lives.
 type Farm struct {
 	*core
-	speaker    *speaker
-	electorate electorate
+	claims         claimer
+	leaderReporter *leaderReporter
+	electorate     electorate
 
 	fatal    chan error // capacity 1: why the farm must start over
 	sweepNow wait.Signal
-	joined   chan struct{} // closed once no other farm can have the name
+	joined   chan struct{} // closed once the farm has joined; from then on no other farm has its name
 	moved    wait.Signal   // the members have changed
-	witness  wait.Signal   // a node says that the store went back in time
+	witness  wait.Signal   // a node reports that the store went back in time
 	busy     atomic.Int64  // looks under way
 
-	complaints *complaints // of looks that failed; nil: nobody is told
+	failureQueue *failureQueue // the errors of failed looks; nil: failed looks are only logged
 }
 
-// The pace of repeated tries of one controller.
+// The pause after a failed look at a unit grows with each further failure.
 const (
 	retryMin = 50 * time.Millisecond
 	retryMax = 10 * time.Second
 )
 
-// unownedGrace is how long a controller may lack an owner before any farm may claim it, preferred or not.
+// unownedGrace is how long a unit must lack an owner before a farm that is not preferred may claim it.
 const unownedGrace = time.Second
 
-// NewFarm returns a farm. It does nothing before Start, which says what the configuration lacks, and serves one session.
+// NewFarm returns a farm for one session. Start checks the configuration.
 func NewFarm(cfg Config) *Farm {
 	cfg.setDefaults()
 	c := &core{cfg: cfg, log: cfg.Log.WithField(obs.FarmID, cfg.ID), queue: newQueue(cfg.Metrics), roster: newRoster()}
 	f := &Farm{
-		core: c, speaker: newSpeaker(c), fatal: make(chan error, 1), joined: make(chan struct{}),
+		core: c, claims: claimer{c}, leaderReporter: newLeaderReporter(c),
+		fatal: make(chan error, 1), joined: make(chan struct{}),
 		sweepNow: wait.NewSignal(), moved: wait.NewSignal(), witness: wait.NewSignal(),
 	}
 	f.cfg.Metrics.reset()
 	f.cache = newCache(&f.cfg, f.log, f.route)
-	f.kit = newKit(&f.cfg, f.log, f.cache, f, &scheduler.ByLabel{Between: f.cache.between})
+	f.kit = newKit(&f.cfg, f.log, f.cache, f.claims)
 	return f
 }
 
-// ErrNameTaken is what Start returns where another living farm has the id.
+// ErrNameTaken is what Start returns if another living farm has the same id.
 var ErrNameTaken = errors.New("another farm is running")
 
-// Start runs the farm until ctx ends, and returns why it ended: the context's cause, or store.ErrWentBack when the store
-// went back in time, after which the caller starts over with a new session. When it returns nothing of it runs any more,
-// so that the caller can give the session up.
+// Start runs the farm until ctx ends or the store went back in time. It returns the context's cause, or
+// store.ErrWentBack: then the caller must start again with a new session. After Start no goroutine of the farm uses the
+// store, so the caller can end the session.
 func (f *Farm) Start(ctx context.Context) error {
-	defer f.queue.ShutDown() // also when it never came to work
+	defer f.queue.ShutDown() // also if Start returns early
 	if err := f.cfg.check(); err != nil {
 		return err
 	}
 	if err := f.cfg.Store.Join(ctx, f.cfg.member()); err != nil {
 		if _, locked := store.LockedBy(err); locked {
-			return fmt.Errorf("%w as %q; end it, or give this one an id of its own with --id: %w", ErrNameTaken, f.cfg.ID, err)
+			return fmt.Errorf("%w as %q; end it, or give this one another id with --id: %w",
+				ErrNameTaken, f.cfg.ID, err)
 		}
 		return fmt.Errorf("join: %w", err)
 	}
 	close(f.joined)
-	defer f.cfg.Metrics.reset()
-	defer f.cfg.Rollouts.Reset()
-	f.cfg.Store.OnSpoiled(func(kind string, parts int) { f.cfg.Metrics.spoiled.WithLabelValues(kind).Add(float64(parts)) })
+	defer f.reset()
+	f.cfg.Store.OnMergedFailure(func(kind string, parts int) {
+		f.cfg.Metrics.spoiled.WithLabelValues(kind).Add(float64(parts))
+	})
 	group, ctx := errgroup.WithContext(ctx)
 	f.cache.watch(ctx, group)
 	group.Go(func() error {
@@ -234,11 +236,12 @@ func (f *Farm) Start(ctx context.Context) error {
 			group.Go(func() error { looks.Work(f.queue, func(id string) { f.handle(ctx, id) }); return nil })
 		}
 		group.Go(func() error { return f.syncNodes(ctx) })
-		group.Go(func() error { return f.handOver(ctx) })
-		group.Go(func() error { return f.takeOver(ctx) })
+		group.Go(func() error { return f.claims.handOver(ctx) })
+		group.Go(func() error { return f.claims.takeOver(ctx, f.moved) })
 		group.Go(func() error { return f.cache.watchFailed(ctx) })
-		group.Go(func() error { return f.cache.readOrphans(ctx) })
-		group.Go(func() error { return f.tellLeaderless(ctx) })
+		onError, good := f.cache.reporter(ctx, "orphans")
+		group.Go(func() error { return f.cache.readOrphans(ctx, onError, good) })
+		group.Go(func() error { return f.alertLeaderless(ctx) })
 		return f.sweepLoop(ctx)
 	})
 	err := group.Wait()
@@ -248,7 +251,13 @@ func (f *Farm) Start(ctx context.Context) error {
 	return err
 }
 
-// member is the farm's own record.
+// reset clears, when the farm ends, the metrics that only a running farm keeps up to date.
+func (f *Farm) reset() {
+	f.electorate.end()
+	f.cfg.Metrics.reset()
+	f.cfg.Rollouts.Reset()
+}
+
 func (c *Config) member() store.Member {
 	m := store.Member{ID: c.ID, Version: c.Version, Address: c.Address, RCSelector: c.RCSelector.String()}
 	if c.RCID != "" {
@@ -257,120 +266,6 @@ func (c *Config) member() store.Member {
 	return m
 }
 
-// selectsNone is the selector of a member with one controller: farms that know nothing of such members leave it out.
+// selectsNone is the selector in the record of a member with one controller. A farm of an older version does not read
+// RCID there. Because the selector matches nothing, that farm does not prefer the member for any unit.
 const selectsNone = "rcfarm-one,!rcfarm-one"
-
-// handle looks at one unit: claims it when it should, works on it, and decides when to look again.
-func (f *Farm) handle(ctx context.Context, id string) {
-	if ctx.Err() != nil {
-		return
-	}
-	log := f.log.WithField(obs.RCID, id)
-	var u *unit
-	var again time.Duration
-	err := contain.Do(func() (err error) {
-		u, again, err = f.unit(ctx, id)
-		return err
-	})
-	if panicked := contain.Is(err); panicked != nil { // a claim reads, too: whatever it has got is claimed again, which moves the fence
-		u = nil
-		f.cfg.Metrics.panics.Inc()
-		log.WithField(obs.Stack, panicked.Stack).Error("a claim of a controller panicked")
-	}
-	if err == nil && u != nil && u.takenOver() && f.queue.Len() > 0 {
-		// Whatever waits may lack an owner too: all are claimed before the first is worked on.
-		f.queue.Add(id)
-		return
-	}
-	if err == nil && u != nil {
-		if idle, left := u.idle(f.cache.rung(id)); idle {
-			if left > 0 {
-				f.queue.AddAfter(id, left)
-			}
-			return
-		}
-		if left := max(u.looks.Rest(), u.gather(f.busy.Load())); left > 0 {
-			f.queue.AddAfter(id, left)
-			return
-		}
-		again, err = f.looks(ctx, u)
-	}
-	switch {
-	case err == nil:
-		f.queue.Forget(id)
-		if again > 0 {
-			again += f.backlog()
-			if u != nil {
-				u.looks.Again(again)
-			}
-			f.queue.AddAfter(id, again)
-		}
-		return
-	case ctx.Err() != nil:
-		return
-	case errors.Is(err, store.ErrWentBack):
-		log.WithError(err).Warn("a controller's records are older than they were")
-		f.startOver(f.cache.wentBack(ctx))
-		return
-	case errors.Is(err, errHandedOver):
-		f.drop(id)
-		f.roster.markOwnedElsewhere(id)
-		f.queue.Forget(id)
-		return
-	case errors.Is(err, errRecordGone):
-		f.drop(id)
-		f.queue.Forget(id)
-		return
-	}
-	f.complaints.add(err)
-	switch {
-	case errors.Is(err, store.ErrLost):
-		// The controller's lock is somebody else's, or the session is dead, which the session's keeper finds out.
-		f.drop(id)
-		log.WithError(err).Warn("lost a controller")
-	case store.Denied(err):
-		log.WithError(err).Warn("the token may not write what a controller needs")
-	case contain.Is(err) != nil:
-		log.WithError(err).Error("controller cannot be worked on")
-	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrUnknown):
-		log.WithError(err).Debug("pass did not land")
-	default:
-		log.WithError(err).Warn("pass failed")
-	}
-	f.queue.AddRateLimited(id)
-}
-
-// lookTries is how often a unit is looked at in a row while writes are refused.
-const lookTries = 4
-
-// looks makes a look, and another one at once where others wrote what it depends on: at the end of a long queue it would
-// wait for all of the others.
-func (f *Farm) looks(ctx context.Context, u *unit) (again time.Duration, err error) {
-	f.busy.Add(1)
-	defer f.busy.Add(-1)
-	began := time.Now()
-	defer func() { u.looks.Took(time.Since(began)) }()
-	for range lookTries {
-		started := time.Now()
-		again, err = u.look(ctx)
-		f.cfg.Metrics.passed(time.Since(started), err)
-		if ctx.Err() != nil || !errors.Is(err, store.ErrRefused) || errors.Is(err, store.ErrLost) {
-			break
-		}
-	}
-	return again, err
-}
-
-// backlog is about how long the queue takes to be worked off. A second look at one controller, which often does no more than
-// bring its status up to date, comes after the first look at all that wait.
-func (f *Farm) backlog() time.Duration {
-	return min(time.Duration(f.queue.Len())*time.Millisecond, time.Second)
-}
-
-// startOver ends the farm, so that it begins anew with a new session.
-func (f *Farm) startOver(why error) {
-	select {
-	case f.fatal <- why:
-	default: // somebody found out first
-	}
-}

@@ -50,7 +50,10 @@ func (c *cluster) nothingLeft(id string) {
 			return err
 		}
 		k := c.store.Keys()
-		gone := map[string]bool{k.RCs.Key(id): true, k.Names.Key(id): true, k.Bells.Key(id): true, k.Locks.Key(id): true, k.Statuses.Key(id): true}
+		gone := map[string]bool{
+			k.RCs.Key(id): true, k.Names.Key(id): true, k.Bells.Key(id): true,
+			k.Locks.Key(id): true, k.Statuses.Key(id): true,
+		}
 		for _, p := range pairs {
 			if gone[p.Key] {
 				return fmt.Errorf("%s remains", p.Key)
@@ -60,7 +63,7 @@ func (c *cluster) nothingLeft(id string) {
 	})
 }
 
-func TestStaticPortsAreNeverSharedAndShortageIsSaid(t *testing.T) {
+func TestStaticPortsAreNeverSharedAndShortageIsReported(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -109,7 +112,7 @@ func TestAnotherFarmTakesOver(t *testing.T) {
 	c.converged("web", 3)
 	for id := range before {
 		if len(c.running("web")[id]) != 1 {
-			t.Errorf("%s did not survive the hand-over", id)
+			t.Errorf("%s did not run on through the hand-over", id)
 		}
 	}
 }
@@ -132,7 +135,8 @@ func TestWipedRecordsStopNothingAndAreAdopted(t *testing.T) {
 	}
 	for _, p := range saved {
 		k := c.store.Keys()
-		if p.Key == k.RCs.Key("web") || p.Key == k.Names.Key("web") || p.Key == k.Bells.Key("web") || len(p.Key) > 64 && p.Key[:len(k.Manifests.Key())] == k.Manifests.Key() {
+		if p.Key == k.RCs.Key("web") || p.Key == k.Names.Key("web") || p.Key == k.Bells.Key("web") ||
+			len(p.Key) > 64 && p.Key[:len(k.Manifests.Key())] == k.Manifests.Key() {
 			if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(p.Key, p.Value)}); err != nil {
 				t.Fatal(err)
 			}
@@ -164,7 +168,10 @@ func TestChangedManifestUpgradesOneByOneAndHaltsAtTheFirstFailure(t *testing.T) 
 	good, bad, better := testManifest("web", 8080), testManifest("web", 8081), testManifest("web", 8082)
 	badBytes, _ := bad.Canonical()
 	react := func(in pod.Intent) pod.Reality {
-		r := pod.Reality{Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateReady, Available: true}
+		r := pod.Reality{
+			Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateReady,
+			Available: true,
+		}
 		switch {
 		case in.State == pod.Stopped:
 			r.State, r.Available = pod.StateStopped, false

@@ -15,7 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A node that comes back after its owner has read that it is dead, and before the owner writes, keeps its pod: it runs.
+// If a node comes back after its owner has read that it is dead, and before the owner writes, the pod there is not
+// forgotten, because it runs.
 func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -70,8 +71,8 @@ func TestANodeThatReturnsIsNotForgotten(t *testing.T) {
 	}
 }
 
-// What an operator declares gone is what was there when he looked. Once the node was back, for however short a time, its pod runs, and
-// the request is void: the audit trail and the status say so.
+// A request to forget is about the death of the node that the operator saw. If the node has been back since, even for a
+// short time, its pod runs and the request is void. The audit records and the status report this.
 func TestAForgetIsAboutTheDeathThatTheOperatorSaw(t *testing.T) {
 	t.Parallel()
 	for name, after := range map[string]func(c *cluster, stop func()){
@@ -104,7 +105,8 @@ func TestAForgetIsAboutTheDeathThatTheOperatorSaw(t *testing.T) {
 				t.Errorf("answered: %t, %v", done, err)
 			}
 			recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
-			if err != nil || len(recs) != 1 || recs[0].Value.Revision != before[0].Value.Revision || recs[0].Value.Node != "n1" {
+			if err != nil || len(recs) != 1 || recs[0].Value.Revision != before[0].Value.Revision ||
+				recs[0].Value.Node != "n1" {
 				t.Errorf("P5: placements %s, %v", mustJSON(t, recs), err)
 			}
 			c.audited("web", "request "+id)
@@ -112,7 +114,8 @@ func TestAForgetIsAboutTheDeathThatTheOperatorSaw(t *testing.T) {
 	}
 }
 
-// A node that never had a record, as where records are lost, is declared by that; a record that appears makes the request void.
+// If a node has no record, for example because it was lost, an operator can declare its pods gone. If the record
+// appears again, the request is void.
 func TestAForgetAboutANodeWithoutARecord(t *testing.T) {
 	t.Parallel()
 	for _, appears := range []bool{false, true} {
@@ -147,7 +150,7 @@ func TestAForgetAboutANodeWithoutARecord(t *testing.T) {
 	}
 }
 
-// A declaration about a node that is back is not even written.
+// A request to forget a pod is not written if its node is back.
 func TestAskingToForgetDependsOnTheNode(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -158,14 +161,18 @@ func TestAskingToForgetDependsOnTheNode(t *testing.T) {
 	}
 	c.visit("n1")
 	for _, seen := range []uint64{index, 0} {
-		r := store.Request{ID: store.NewID(), RCID: "web", Kind: store.ForgetPod, Node: "n1", Pod: pod.Identity{RCID: "web", Role: "main"}, NodeIndex: seen}
-		if err := c.store.Operator.Ask(t.Context(), r, store.NewAudit("operator", "forget", "web", nil)); !errors.Is(err, store.ErrConflict) {
+		r := store.Request{
+			ID: store.NewID(), RCID: "web", Kind: store.ForgetPod, Node: "n1",
+			Pod: pod.Identity{RCID: "web", Role: "main"}, NodeIndex: seen,
+		}
+		if err := c.store.Operator.Ask(t.Context(), r,
+			store.NewAudit("operator", "forget", "web", nil)); !errors.Is(err, store.ErrConflict) {
 			t.Errorf("asked about the record at %d: %v", seen, err)
 		}
 	}
 }
 
-// audited fails the test unless a line of the audit trail about a controller contains a text.
+// audited fails the test unless an audit record of a controller contains a text.
 func (c *cluster) audited(id, text string) {
 	c.t.Helper()
 	audits, _, err := c.store.ListAudit(c.t.Context(), store.AuditFilter{RCID: id})
@@ -179,10 +186,10 @@ func (c *cluster) audited(id, text string) {
 			}
 		}
 	}
-	c.t.Errorf("nothing in the audit trail says %q: %s", text, mustJSON(c.t, audits))
+	c.t.Errorf("no audit record has %q: %s", text, mustJSON(c.t, audits))
 }
 
-// visit has a node hold its record, and not any more.
+// visit makes a node hold its record, and release it again.
 func (c *cluster) visit(name string) {
 	c.t.Helper()
 	stop := c.node(name, nil, nil)
@@ -199,7 +206,8 @@ func (c *cluster) remove(key string) {
 	}
 }
 
-// A machine with hundreds of pods is declared gone in as many transactions as it takes, each on condition that it is still dead.
+// A machine with hundreds of pods is declared gone in several transactions. Each is conditional on the machine still
+// being dead.
 func TestAMachineWithHundredsOfPodsIsDeclaredGone(t *testing.T) {
 	t.Parallel()
 	const pods, controllers = 300, 40
@@ -213,7 +221,10 @@ func TestAMachineWithHundredsOfPodsIsDeclaredGone(t *testing.T) {
 		requests := make([]store.Request, pods)
 		for i := range requests {
 			id := pod.Identity{RCID: fmt.Sprintf("rc%d", i%controllers), Role: "main", Index: i}
-			requests[i] = store.Request{ID: store.NewID(), RCID: id.RCID, Kind: store.ForgetPod, Node: "n1", Pod: id, NodeIndex: index, By: "operator"}
+			requests[i] = store.Request{
+				ID: store.NewID(), RCID: id.RCID, Kind: store.ForgetPod, Node: "n1", Pod: id,
+				NodeIndex: index, By: "operator",
+			}
 		}
 		_, err = c.store.Operator.AskForget(t.Context(), "n1", requests, func(_ []store.Request) store.Audit {
 			audits++
@@ -238,7 +249,8 @@ func TestAMachineWithHundredsOfPodsIsDeclaredGone(t *testing.T) {
 	if err != nil || count() != pods {
 		t.Errorf("%v, %d requests", err, count())
 	}
-	if found, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"}); err != nil || len(found) != audits || audits < 2 {
+	if found, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"}); err != nil ||
+		len(found) != audits || audits < 2 {
 		t.Errorf("%d audit records of %d, %v", len(found), audits, err)
 	}
 }

@@ -15,47 +15,47 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// gateStore is a store in which some nodes count as living, and the gate stands.
+// gateStore is a store with a gate, in which some nodes live.
 type gateStore struct {
-	Gatekeeper // whatever else is called fails
+	Gatekeeper // its methods panic, because it is nil
 
-	counts []string // nodes that emulate nothing, and count
+	counts []string // living nodes that emulate no version
 	asked  int
-	first  string // what the gate may be raised to at once
+	first  string // the version to which the gate may be raised at once
 	gate   store.Rec[store.Gate]
 	fails  map[string]error // by method
 	reads  int
 	raises []string
 }
 
-func (s *gateStore) FirstRaise(context.Context, store.Rec[store.Gate]) (string, error) {
-	return s.first, s.fails["FirstRaise"]
+func (g *gateStore) FirstRaise(context.Context, store.Rec[store.Gate]) (string, error) {
+	return g.first, g.fails["FirstRaise"]
 }
 
-func (s *gateStore) PresentGate(context.Context) (store.Rec[store.Gate], error) {
-	s.reads++
-	return s.gate, s.fails["PresentGate"]
+func (g *gateStore) ReadGate(context.Context) (store.Rec[store.Gate], error) {
+	g.reads++
+	return g.gate, g.fails["ReadGate"]
 }
 
-func (s *gateStore) Writers(context.Context) ([]feature.Writer, error) {
-	s.asked++
+func (g *gateStore) Writers(context.Context) ([]feature.Writer, error) {
+	g.asked++
 	living := []feature.Writer{{Kind: "farm", Name: "f1", Emulates: feature.Known.Newest()}}
-	for _, name := range s.counts {
+	for _, name := range g.counts {
 		living = append(living, feature.Writer{Kind: "node", Name: name})
 	}
-	return living, s.fails["Writers"]
+	return living, g.fails["Writers"]
 }
 
-func (s *gateStore) RaiseGate(_ context.Context, _ store.Rec[store.Gate], to string) error {
-	s.raises = append(s.raises, to)
-	if err := s.fails["RaiseGate"]; err != nil {
+func (g *gateStore) RaiseGate(_ context.Context, _ store.Rec[store.Gate], to string) error {
+	g.raises = append(g.raises, to)
+	if err := g.fails["RaiseGate"]; err != nil {
 		return err
 	}
-	s.gate.Value.Version, s.gate.Index = to, s.gate.Index+1
+	g.gate.Value.Version, g.gate.Index = to, g.gate.Index+1
 	return nil
 }
 
-// gateWorld is a leader of a cluster with three nodes of its own version, and one older one.
+// gateWorld is a leader of a cluster with three nodes of its own version, and one older node.
 func gateWorld(t *testing.T, old *node.View) (*gateDuty, *gateStore, func(after time.Duration)) {
 	t.Helper()
 	w := emptyCache()
@@ -70,7 +70,10 @@ func gateWorld(t *testing.T, old *node.View) (*gateDuty, *gateStore, func(after 
 	cfg := Config{}
 	cfg.setDefaults()
 	st := &gateStore{gate: store.Rec[store.Gate]{Index: 7, Value: store.Gate{Version: feature.Oldest}}}
-	d := &gateDuty{speaker: newSpeaker(&core{cfg: cfg, log: obs.Discard(), cache: w, kit: &kit{nodeSync: &nodeSync{}}}), as: st}
+	d := &gateDuty{leaderReporter: newLeaderReporter(&core{
+		cfg: cfg, log: obs.Discard(), cache: w,
+		kit: &kit{nodeSync: &nodeSync{}},
+	}), as: st}
 	d.kit.nodeSync.begin("e1")
 	d.kit.nodeSync.found("e1", "")
 	now := time.Unix(1e9, 0)
@@ -83,7 +86,8 @@ func gateWorld(t *testing.T, old *node.View) (*gateDuty, *gateStore, func(after 
 	}
 }
 
-// A node that is cut off holds the gate back for as long as the store says that it counts, however long its machine is lost; then the gate is raised.
+// A node that is cut off holds the gate back while the store takes it for living, even if its machine is lost. After
+// that the gate is raised.
 func TestANodeThatIsCutOffHoldsTheGate(t *testing.T) {
 	t.Parallel()
 	d, st, look := gateWorld(t, &node.View{Node: node.Node{Name: "old"}, FreeIndex: 9, MachineLost: true})
@@ -104,11 +108,11 @@ func TestANodeThatIsCutOffHoldsTheGate(t *testing.T) {
 	look(30 * time.Second)
 	look(d.cfg.StableAfter)
 	if st.gate.Value.Version != feature.Known.Newest() {
-		t.Errorf("the gate is %s once nothing is left there", st.gate.Value.Version)
+		t.Errorf("the gate is %s after the node was emptied", st.gate.Value.Version)
 	}
 }
 
-// The gate stays while the store is not in order: most nodes gone, or not all heard of.
+// The gate is not raised while most nodes are gone, or while some have not reported.
 func TestTheGateStaysWhileTheStoreIsNotInOrder(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(d *gateDuty){
@@ -136,7 +140,7 @@ func TestTheGateStaysWhileTheStoreIsNotInOrder(t *testing.T) {
 	}
 }
 
-// A node that came back and went again counts until the store has been asked anew.
+// A node that came back and died again holds the gate back until the leader has asked the store again.
 func TestANodeThatCameBackCountsAgain(t *testing.T) {
 	t.Parallel()
 	d, _, look := gateWorld(t, &node.View{Node: node.Node{Name: "old"}, FreeIndex: 9})
@@ -151,61 +155,79 @@ func TestANodeThatCameBackCountsAgain(t *testing.T) {
 	}
 }
 
-// What holds the gate back is told as a finding of the leader, who is of the oldest version and need not know what waits; it is over with the gate.
-func TestWhatHoldsTheGateIsTold(t *testing.T) {
+// The leader has a finding while the gate is held back. The leader has the oldest version, so it may not know which
+// features wait. The finding ends when the gate is raised.
+func TestAHeldGateIsReported(t *testing.T) {
 	t.Parallel()
 	d, st, look := gateWorld(t, &node.View{Node: node.Node{Name: "old", Version: "0.1.0"}, Alive: true})
 	st.counts = []string{"old"}
 	look(0)
-	told, _ := d.unreadable.all()
-	if text := told[gateKey]; !strings.Contains(text, "what version "+feature.Known.Newest()+" brings waits, as the version gate is 0.0.0") || !strings.Contains(text, "node old") {
+	findings, _ := d.unreadable.all()
+	if text := findings[gateKey]; !strings.Contains(text,
+		"the features of version "+feature.Known.Newest()+" wait, because the version gate is 0.0.0") ||
+		!strings.Contains(text, "node old") {
 		t.Fatalf("%q", text)
 	}
-	d.cache.records[0]["old"] = &node.View{Node: node.Node{Name: "old", EmulationVersion: feature.Known.Newest()}, Alive: true}
+	d.cache.records[0]["old"] = &node.View{
+		Node:  node.Node{Name: "old", EmulationVersion: feature.Known.Newest()},
+		Alive: true,
+	}
 	d.cache.publish()
 	st.counts = nil
 	look(0)
 	look(d.cfg.StableAfter)
 	look(0)
-	if told, _ := d.unreadable.all(); st.gate.Value.Version != feature.Known.Newest() || len(told) != 0 {
-		t.Fatalf("at %s: %v", st.gate.Value.Version, told)
+	if findings, _ := d.unreadable.all(); st.gate.Value.Version != feature.Known.Newest() || len(findings) != 0 {
+		t.Fatalf("at %s: %v", st.gate.Value.Version, findings)
 	}
 	d.cache.as.farms = append(d.cache.as.farms, store.Member{ID: "f2", EmulationVersion: "99.0.0"})
 	look(0)
-	told, _ = d.unreadable.all()
-	if text := told[gateKey]; !strings.Contains(text, "what version 99.0.0 brings waits") || !strings.Contains(text, "farm f1") {
+	findings, _ = d.unreadable.all()
+	if text := findings[gateKey]; !strings.Contains(text, "the features of version 99.0.0 wait") ||
+		!strings.Contains(text, "farm f1") {
 		t.Errorf("%q", text)
 	}
 }
 
-// It is told once it has lasted for an hour, with who holds it back then, and not while an upgrade goes on.
-func TestAHeldGateIsToldAfterAnHour(t *testing.T) {
+// The leader alerts to a held gate after an hour. The alert names the farms and nodes that hold it back then. A shorter
+// upgrade causes no alert.
+func TestAHeldGateIsAlertedAfterAnHour(t *testing.T) {
 	t.Parallel()
 	now := time.Now().UTC()
-	held := func(who string) map[string]string { return map[string]string{gateKey: who} }
-	next, tells, active, again := trackRecords(nil, held("all nodes"), now, nil, true)
-	if got := next[gateKey]; len(got) != 1 || got[0].Type != rc.GateHeld || len(tells)+len(active) != 0 || again != time.Hour {
+	held := func(who string) findings {
+		return findings{texts: map[string]string{gateKey: who}, complete: true}
+	}
+	some := held("some")
+	some.complete = false
+	next, tells, active, again := trackRecords(nil, held("all nodes"), now, nil)
+	if got := next[gateKey]; len(got) != 1 || got[0].Type != rc.GateHeld || len(tells)+len(active) != 0 ||
+		again != time.Hour {
 		t.Fatalf("%+v, %+v, %v, %s", next, tells, active, again)
 	}
-	if next, tells, _, again = trackRecords(next, held("some"), now.Add(59*time.Minute), nil, false); len(tells) != 0 || again != time.Minute {
+	next, tells, _, again = trackRecords(next, some, now.Add(59*time.Minute), nil)
+	if len(tells) != 0 || again != time.Minute {
 		t.Fatalf("%+v, %s", tells, again)
 	}
-	next, tells, _, _ = trackRecords(next, held("node n7"), now.Add(time.Hour), nil, true)
+	next, tells, _, _ = trackRecords(next, held("node n7"), now.Add(time.Hour), nil)
 	if len(tells) != 1 || tells[0].Reason != "node n7" || !tells[0].Since.Equal(now) {
 		t.Fatalf("%+v", tells)
 	}
-	if next, tells, _, _ = trackRecords(next, nil, now.Add(2*time.Hour), map[string]bool{tells[0].ID(): true}, false); len(tells) != 0 || len(next) != 1 {
-		t.Fatalf("over, for a leader who has not looked: %+v", tells)
+	notified := map[string]bool{tells[0].ID(): true}
+	next, tells, _, _ = trackRecords(next, findings{}, now.Add(2*time.Hour), notified)
+	if len(tells) != 0 || len(next) != 1 {
+		t.Fatalf("over, for a leader that has not searched: %+v", tells)
 	}
-	if _, tells, _, _ = trackRecords(next, nil, now.Add(2*time.Hour), nil, true); len(tells) != 1 || !tells[0].Resolved {
+	if _, tells, _, _ = trackRecords(next, findings{complete: true}, now.Add(2*time.Hour), nil); len(tells) != 1 ||
+		!tells[0].Resolved {
 		t.Fatalf("%+v", tells)
 	}
-	if next, tells, _, _ = trackRecords(map[string][]rc.Incident{gateKey: {{Type: rc.GateHeld, Since: now, Key: "k"}}}, nil, now.Add(10*time.Minute), nil, true); len(tells)+len(next) != 0 {
+	if next, tells, _, _ = trackRecords(map[string][]rc.Incident{gateKey: {{Type: rc.GateHeld, Since: now, Key: "k"}}},
+		findings{complete: true}, now.Add(10*time.Minute), nil); len(tells)+len(next) != 0 {
 		t.Errorf("an upgrade that took ten minutes: %+v", tells)
 	}
 }
 
-// A gate that an operator has just made is raised at the first look, and at no later one.
+// A gate that an operator has just made is raised at the first look, and not at later looks.
 func TestTheFirstGateIsRaisedAtOnce(t *testing.T) {
 	t.Parallel()
 	_, st, look := gateWorld(t, &node.View{Node: node.Node{Name: "old"}, Alive: true})
@@ -221,13 +243,14 @@ func TestTheFirstGateIsRaisedAtOnce(t *testing.T) {
 	}
 }
 
-// allNew is a world in which nobody is older.
+// allNew is a cluster in which no node is older.
 func allNew(t *testing.T) (*gateDuty, *gateStore, func(after time.Duration)) {
 	t.Helper()
 	return gateWorld(t, &node.View{Node: node.Node{Name: "old", EmulationVersion: feature.Known.Newest()}, Alive: true})
 }
 
-// Where there is no gate it is made at once, at the oldest, whoever lives; then it is raised like any other.
+// A missing gate is made at once, with the oldest version, even if all nodes are newer. Then it is raised like any
+// other.
 func TestAMissingGateIsMade(t *testing.T) {
 	t.Parallel()
 	d, st, look := allNew(t)
@@ -238,7 +261,7 @@ func TestAMissingGateIsMade(t *testing.T) {
 	}
 	look(d.cfg.StableAfter - 1)
 	if len(st.raises) != 1 {
-		t.Errorf("raised to %v before all have been there for long enough", st.raises)
+		t.Errorf("raised to %v before all members have been stable for long enough", st.raises)
 	}
 	look(1)
 	if !slices.Equal(st.raises, []string{feature.Oldest, feature.Known.Newest()}) {
@@ -250,8 +273,8 @@ func TestAMissingGateIsMade(t *testing.T) {
 	}
 }
 
-// The store is asked once more before the gate is raised: somebody may be there whom the farm has not seen.
-func TestSomebodyIsThereAfterAll(t *testing.T) {
+// The store is asked again before the gate is raised, because there may be a node that the farm has not seen.
+func TestTheStoreIsAskedAgainBeforeARaise(t *testing.T) {
 	t.Parallel()
 	d, st, look := allNew(t)
 	st.counts = []string{"new"}
@@ -267,7 +290,7 @@ func TestSomebodyIsThereAfterAll(t *testing.T) {
 	}
 }
 
-// A gate that another leader has raised meanwhile stays, and is read again.
+// A gate that another leader has raised in the meantime is not changed, and is read again.
 func TestAGateThatAnotherHasRaised(t *testing.T) {
 	t.Parallel()
 	d, st, look := allNew(t)
@@ -280,7 +303,7 @@ func TestAGateThatAnotherHasRaised(t *testing.T) {
 	}
 }
 
-// The gate is read once in a sweep while nothing is to be raised.
+// While there is nothing to raise, the gate is read once in a sweep.
 func TestTheGateIsReadOnceInASweep(t *testing.T) {
 	t.Parallel()
 	d, st, look := allNew(t)
@@ -293,10 +316,10 @@ func TestTheGateIsReadOnceInASweep(t *testing.T) {
 	}
 }
 
-// Whatever fails is an error of the look, raises nothing, and is tried again by the next one.
+// After any failure the look returns an error and the gate is not raised. The next look tries again.
 func TestALookAtTheGateFails(t *testing.T) {
 	t.Parallel()
-	for _, method := range []string{"PresentGate", "FirstRaise", "Writers", "RaiseGate"} {
+	for _, method := range []string{"ReadGate", "FirstRaise", "Writers", "RaiseGate"} {
 		d, st, _ := allNew(t)
 		errAway := errors.New("away")
 		st.fails = map[string]error{method: errAway}

@@ -36,12 +36,13 @@ func (c *cluster) lockedIs(name string, want bool) {
 	})
 }
 
-// runsAgain waits until a controller of one has converged and its node, which has just come back, runs the pod.
+// runsAgain waits until a controller with one pod has converged and its node, which has just come back, runs the pod.
 func (c *cluster) runsAgain(id string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
 		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
-		if got := c.running(id); err == nil && (!st.Value.Is(rc.Converged) || st.Value.Lost+st.Value.Unmanaged > 0 || len(got) != 1) {
+		if got := c.running(id); err == nil && (!st.Value.Is(rc.Converged) || st.Value.Lost+st.Value.Unmanaged > 0 ||
+			len(got) != 1) {
 			err = fmt.Errorf("%v run, status %s", got, mustJSON(c.t, st.Value))
 		}
 		return err
@@ -58,32 +59,34 @@ func (c *cluster) neverLost(id string) {
 	for _, a := range audits {
 		for _, line := range a.Changes {
 			if strings.Contains(line, "its node is gone") || strings.Contains(line, "is lost") {
-				c.t.Errorf("a living machine was taken for a dead one: %s", line)
+				c.t.Errorf("a living machine was taken for lost: %s", line)
 			}
 		}
 	}
 }
 
-// unmanaged waits until the farm has seen that a node has lost its preparer, and fails the test if it takes the machine for lost.
+// unmanaged waits until the farm has seen that a node has lost its preparer. It fails the test if the farm takes the
+// machine for lost.
 func (c *cluster) unmanaged(id string) {
 	c.t.Helper()
 	c.statusOf(id, func(st *rc.Status) bool {
 		if st.Lost > 0 {
-			c.t.Fatalf("the machine counts as lost: %s", mustJSON(c.t, st))
+			c.t.Fatalf("the machine is taken for lost: %s", mustJSON(c.t, st))
 		}
 		return st.Unmanaged == 1
 	})
 }
 
-// answers are what a farm is told about failed agents. While they are kept back a question waits.
+// answers are the answers that a farm gets to its questions about failed agents. They can be kept back; then a question
+// waits.
 type answers struct {
 	mu     sync.Mutex
 	failed map[string]bool
 	gate   chan struct{} // nil: not kept back
-	asked  int           // questions since they began to be kept back
+	asked  int           // questions since answers are kept back
 }
 
-func (a *answers) say(agents ...string) {
+func (a *answers) set(agents ...string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.failed = map[string]bool{}
@@ -92,7 +95,7 @@ func (a *answers) say(agents ...string) {
 	}
 }
 
-// keepBack makes questions wait from now on, until the returned function is called.
+// keepBack makes questions wait until the returned function is called.
 func (a *answers) keepBack() (release func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,7 +111,7 @@ func (a *answers) keepBack() (release func()) {
 	})
 }
 
-// answer is what was so when the question was asked, however late it comes.
+// answer returns what was true when the question was asked, even if it returns late.
 func (a *answers) answer() map[string]bool {
 	a.mu.Lock()
 	failed, gate := a.failed, a.gate
@@ -129,7 +132,8 @@ func (a *answers) wasAsked(times int) error {
 	return nil
 }
 
-// lookedAt changes a controller in a way that matters to none of its pods, and waits until its owner has looked at it since.
+// lookedAt changes a controller in a way that matters to none of its pods, and waits until its owner has looked at it
+// after that.
 func (c *cluster) lookedAt(id string) {
 	c.t.Helper()
 	c.apply(id, testManifest("web", 0), func(*rc.RC) {})
@@ -140,8 +144,8 @@ func (c *cluster) lookedAt(id string) {
 	c.statusOf(id, func(st *rc.Status) bool { return st.ObservedGeneration == rec.Value.Generation })
 }
 
-// A machine that restarted between two questions about failed agents is not dead because it once was: days later its preparer
-// restarts, and then Consul must be asked anew.
+// A machine that restarted between two questions about failed agents is not lost because of that. If its preparer
+// restarts days later, the farm must ask Consul again.
 func TestARestartedMachineIsNotLostByAnOldAnswer(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -152,18 +156,18 @@ func TestARestartedMachineIsNotLostByAnOldAnswer(t *testing.T) {
 	c.apply("web", testManifest("web", 0), func(*rc.RC) {})
 	c.converged("web", 1)
 
-	agents.say(agent)
+	agents.set(agent)
 	stop()
 	c.statusOf("web", func(st *rc.Status) bool { return st.Lost == 1 })
 	stop = c.node("n1", nil, nil)
 	c.runsAgain("web")
 
-	agents.say()
+	agents.set()
 	release := agents.keepBack()
 	defer release()
 	stop()
 	c.lockedIs("n1", false)
-	c.unmanaged("web") // while nobody has answered yet
+	c.unmanaged("web") // while the question is not answered yet
 	consultest.Eventually(t, soon, func() error { return agents.wasAsked(1) })
 	release()
 	consultest.Eventually(t, soon, func() error { return agents.wasAsked(2) })
@@ -171,8 +175,8 @@ func TestARestartedMachineIsNotLostByAnOldAnswer(t *testing.T) {
 	c.unmanaged("web")
 }
 
-// An answer is about the death that was asked about: a machine that came back while the answer was on its way, and whose preparer
-// alone stopped then, has not died.
+// An answer is about the death before the question. A machine that came back while the answer was on its way, and whose
+// preparer alone has stopped since, is not lost.
 func TestAnAnswerIsAboutOneDeath(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -183,27 +187,27 @@ func TestAnAnswerIsAboutOneDeath(t *testing.T) {
 	c.apply("web", testManifest("web", 0), func(*rc.RC) {})
 	c.converged("web", 1)
 
-	agents.say(agent)
+	agents.set(agent)
 	release := agents.keepBack()
 	defer release()
 	stop()
 	consultest.Eventually(t, soon, func() error { return agents.wasAsked(1) })
-	c.unmanaged("web") // what follows must not pass on a status from before
+	c.unmanaged("web") // so that the next check does not see an older status
 	stop = c.node("n1", nil, nil)
 	c.lockedIs("n1", true)
 	c.runsAgain("web")
 	stop()
-	c.unmanaged("web") // the farm has heard of the second death
-	agents.say()
+	c.unmanaged("web") // the farm has seen the second death
+	agents.set()
 	releaseSecond := agents.keepBack()
 	defer releaseSecond()
 	release()
-	consultest.Eventually(t, soon, func() error { return agents.wasAsked(1) }) // the first answer has been heard
+	consultest.Eventually(t, soon, func() error { return agents.wasAsked(1) }) // the farm has got the first answer
 	c.lookedAt("web")
 	c.neverLost("web")
 }
 
-// What a farm writes because a machine is dead does not land once the machine is back: the mark, and the replacement.
+// If a machine is back, the farm's writes about its loss do not land: neither lost_since nor the replacement.
 func TestALossIsNotWrittenAboutANodeThatReturned(t *testing.T) {
 	t.Parallel()
 	for name, loss := range map[string]rc.NodeLoss{"mark": {}, "replacement": {After: new(field.Duration)}} {
@@ -231,7 +235,7 @@ func TestALossIsNotWrittenAboutANodeThatReturned(t *testing.T) {
 			c.converged("web", 1)
 			c.node("n2", nil, nil)
 			c.lockedIs("n2", true)
-			agents.say(agent)
+			agents.set(agent)
 			stop()
 			<-returned
 			c.runsAgain("web")

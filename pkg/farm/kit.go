@@ -2,12 +2,17 @@ package farm
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
+	"github.com/rcfarm/rcfarm/pkg/farm/breaker"
+	"github.com/rcfarm/rcfarm/pkg/farm/place"
 	"github.com/rcfarm/rcfarm/pkg/farm/push"
 	"github.com/rcfarm/rcfarm/pkg/farm/roll"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -16,11 +21,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scale"
-	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// ReplicationControllerStore is what a pass reads and writes.
+// ReplicationControllerStore has the methods by which looks and passes read and write.
 type ReplicationControllerStore interface {
 	Reads
 	Lists
@@ -29,22 +33,22 @@ type ReplicationControllerStore interface {
 	TripBreaker(ctx context.Context, index uint64, b store.Breaker, a store.Audit) error
 }
 
-// Reads are what a look reads: the unit, and then everything else together.
+// Reads has the reads of a look: first the unit, then all else together.
 type Reads interface {
-	ReadUnit(ctx context.Context, unit string, consistent bool) (store.Unit, error)
+	ReadUnit(ctx context.Context, unit string, level store.Level) (store.Unit, error)
 	DropsOf(ctx context.Context, unit string) (store.Drops, error)
-	ReadDetails(ctx context.Context, w store.Wanted, consistent bool) (store.Details, error)
+	ReadDetails(ctx context.Context, w store.Wanted, level store.Level) (store.Details, error)
 }
 
-// Lists are what a pass looks at once more, where it must be sure.
+// Lists has reads for decisions for which the view and the watches are not certain enough.
 type Lists interface {
-	Placements(ctx context.Context, rcID string, consistent bool) ([]store.Rec[pod.Placement], []error, error)
+	Placements(ctx context.Context, rcID string, level store.Level) ([]store.Rec[pod.Placement], []error, error)
 	NodeOrphans(ctx context.Context, name string) (rec store.Rec[node.Node], complete bool, err error)
 	NodeLocks(ctx context.Context, names []string) (map[string]store.NodeLock, error)
-	Told(ctx context.Context, copies []store.At) (map[store.At]bool, error)
+	HaveIntents(ctx context.Context, copies []store.At) (map[store.At]bool, error)
 }
 
-// Writes are how a pass changes the records.
+// Writes has the methods by which a pass changes the records.
 type Writes interface {
 	Commit(ctx context.Context, b *store.Batch) error
 	CommitRollout(ctx context.Context, s *store.RolloutStep) (index uint64, err error)
@@ -55,34 +59,36 @@ type Writes interface {
 	MakeDrops(ctx context.Context, unit string) error
 }
 
-// Ownership is what an owner does with its unit as a whole: it moves the fence, gives the lock up, and removes what a
-// deleted controller leaves.
+// Ownership has the writes of an owner that are about its whole unit.
 type Ownership interface {
 	Bump(ctx context.Context, f store.Fence) (store.Fence, error)
 	Release(ctx context.Context, unit string, f store.Fence) error
-	Abandon(ctx context.Context, f store.Fence, gone []string, left *store.Unit) error
-	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], last, schemaIndex uint64, a store.Audit) error
+	Abandon(ctx context.Context, f store.Fence, gone []string, empty *store.Unit) error
+	Finish(ctx context.Context, f store.Fence, rec store.Rec[rc.RC], bell, schemaIndex uint64, a store.Audit) error
 }
 
-// fleet is what a look needs of the farms and their other units.
-type fleet interface {
+// peers is what a look needs to know of other farms and of the other units of this farm.
+type peers interface {
 	// preferred returns the farm that should own a unit, "" for none, and whether this farm may own it at all.
 	preferred(ctx context.Context, unit string) (owner string, mine bool, err error)
-	// claimsMore reports whether this farm is still to claim a unit that it should own.
+	// claimsMore reports whether this farm has yet to claim a unit that it should own.
 	claimsMore(ctx context.Context) (bool, error)
-	// roomFreed is told that a controller's batches gave room back.
-	roomFreed(rcID string)
-	// enqueue asks for a look at a unit, for another reason than its bell.
+	// capacityFreed asks for looks after a controller has freed capacity.
+	capacityFreed(rcID string)
+	// enqueue asks for a look at a unit although its bell has not rung.
 	enqueue(unit string)
+	// waiting returns how many units wait for a look.
+	waiting() int
 }
 
-// kit is what all passes of a farm work with. Nothing in it knows the farm: each part is a small type with its own lock, or an interface.
+// kit has what all passes of a farm share. Nothing in it refers to the farm: each part is a small type with its own
+// lock, or an interface.
 type kit struct {
 	farm     string // id
 	log      obs.Logger
 	selector labels.Selector
-	ask      roll.Ask                         // how gates of rollouts are asked
-	tell     func(push.Target, scale.Request) // nil: no node is told
+	ask      roll.Ask                         // asks the gates of rollouts
+	push     func(push.Target, scale.Request) // nil: the farm pushes to no node
 	slack    time.Duration                    // see reconcile.Snapshot
 
 	reads  Reads
@@ -94,44 +100,75 @@ type kit struct {
 	}
 
 	cache      *cache
-	fleet      fleet
+	peers      peers
 	nodeSync   *nodeSync
-	stops      *stopCounter
+	stops      *breaker.Stops
 	manifests  *manifestCache
-	ledger     *scheduler.Ledger
-	scarcity   *scarcity
-	usage      *usageView
-	mismatched *nodeSet // their reservations say something else than what is known of them
-	fresh      *nodeSet // this farm has written their first reservation, as far as it knows
+	places     *place.Finder
+	mismatched *nodeSet // nodes whose reservations do not match their records
+	fresh      *nodeSet // nodes whose first reservation this farm has written; an earlier one may have been lost
 
-	byLabel *scheduler.ByLabel
-	outside *outside // a scheduler that is asked in place of byLabel; nil: none
-	books   *books   // nil: the scheduler keeps none
+	resyncsLeft atomic.Int64 // how many more claimed controllers are resynced in their first pass
 
-	resyncsLeft atomic.Int64 // resyncs of controllers that are claimed before the next sweep
-
-	teller   alert.Teller
+	notifier alert.Notifier
 	metrics  *Metrics
 	rollouts *roll.Metrics
 }
 
-// newKit makes the kit of a farm, in whose place it has what tells of the cluster and of the other controllers.
-func newKit(cfg *Config, log obs.Logger, cache *cache, fleet fleet, byLabel *scheduler.ByLabel) *kit {
+func newKit(cfg *Config, log obs.Logger, cache *cache, peers peers) *kit {
 	k := &kit{
-		farm: cfg.ID, log: log, selector: cfg.RCSelector, ask: cfg.Ask, tell: cfg.Tell,
+		farm: cfg.ID, log: log, selector: cfg.RCSelector, ask: cfg.Ask, push: cfg.Push,
 		slack: field.ClockError + endGrace,
 		reads: cfg.Store, lists: cfg.Store, writes: cfg.Store, lock: cfg.Store, trip: cfg.Store,
-		cache: cache, fleet: fleet, nodeSync: &nodeSync{}, stops: newStopCounter(), manifests: newManifestCache(),
-		ledger: &scheduler.Ledger{}, scarcity: &scarcity{}, usage: &usageView{}, mismatched: &nodeSet{}, fresh: &nodeSet{}, byLabel: byLabel,
-		teller: alert.Teller{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics, rollouts: cfg.Rollouts,
+		cache: cache, peers: peers, nodeSync: &nodeSync{}, stops: breaker.NewStops(), manifests: newManifestCache(),
+		mismatched: &nodeSet{}, fresh: &nodeSet{},
+		notifier: alert.Notifier{Farm: cfg.ID, To: cfg.Alerter}, metrics: cfg.Metrics, rollouts: cfg.Rollouts,
 	}
 	k.resyncsLeft.Store(resyncsAtOnce)
-	k.outside, k.books = outsideOf(cfg)
+	k.places = place.New(place.Config{
+		Farm: cfg.ID, Scheduler: cfg.Scheduler, Reads: cfg.Store, Log: log, Metrics: cfg.Metrics,
+		Between: cache.between, Orphans: cache.orphansOf, OnReservation: k.noteMismatched,
+	})
 	return k
 }
 
-// forget is for a controller that is gone, or not this farm's any more.
+func (k *kit) noteMismatched(on *node.View, res node.Reservation) {
+	if disagrees(on, res) {
+		k.mismatched.add(on.Name)
+	}
+}
+
+// forget is called for a controller that is gone or has another owner.
 func (k *kit) forget(rcID string) {
 	k.metrics.forget(rcID)
-	k.stops.forget(rcID)
+	k.stops.Forget(rcID)
+}
+
+type nodeSet struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+func (n *nodeSet) add(names ...string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.names == nil {
+		n.names = map[string]bool{}
+	}
+	for _, name := range names {
+		n.names[name] = true
+	}
+}
+
+func (n *nodeSet) take() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	names := slices.Sorted(maps.Keys(n.names))
+	n.names = nil
+	return names
+}
+
+// disagrees reports whether a reservation has another drain or other label versions than the watches have seen last.
+func disagrees(v *node.View, res node.Reservation) bool {
+	return v != nil && v.OpsUnread == "" && !res.Agrees(v.Ops.Drain != nil, v.LabelVersions)
 }

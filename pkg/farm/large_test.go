@@ -29,8 +29,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// judged is a cluster on a Consul of its own, whose whole history is judged in the end: each promise at each index of its log, with the
-// rules of the runs under faults.
+// judged is a cluster on its own Consul. At the end of a test, a checker checks the whole history: each promise at each
+// index of the log. The checker has the same rules as for the runs under faults.
 type judged struct {
 	*cluster
 	server *consultest.Server
@@ -41,10 +41,11 @@ type judged struct {
 	file   *os.File
 }
 
-// patient is how long sessions last, and how long is waited: these tests are work for a machine that may be busy with others.
+// patient is how long sessions last, and how long the tests wait, because the machine may be busy.
 const patient = 5 * time.Minute
 
-// judgedLog makes a server keep its log whole, in a format that the checker reads, and lets many nodes connect from one address.
+// judgedLog makes a server keep its whole log, in a format that the checker reads, and lets many nodes connect from one
+// address.
 const judgedLog = `{"raft_logstore": {"backend": "boltdb"}, "raft_snapshot_threshold": 100000000, "raft_trailing_logs": 100000000,
 	"limits": {"http_max_conns_per_client": 2000}}`
 
@@ -76,7 +77,7 @@ func newJudged(t *testing.T, nodes int) *judged {
 	return j
 }
 
-// react obeys, and notes it.
+// react obeys the intent, and notes it for the checker.
 func (j *judged) react(name string) func(pod.Intent) pod.Reality {
 	return func(in pod.Intent) pod.Reality {
 		j.note(checker.EventNode, name, in)
@@ -95,7 +96,8 @@ func (j *judged) note(kind, name string, in pod.Intent) {
 	}
 }
 
-// judge ends everything and fails unless each promise was kept at each index, and there was something to judge.
+// judge ends everything. It fails the test unless each promise was kept at each index, and there was something to
+// check.
 func (j *judged) judge(farms ...func()) {
 	j.t.Helper()
 	for _, stop := range append(farms, j.stops...) {
@@ -112,13 +114,16 @@ func (j *judged) judge(farms ...func()) {
 	}
 	final := checker.Final{}
 	for _, p := range pairs {
-		final.Keys = append(final.Keys, checker.FinalKey{Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex, Session: p.Session})
+		final.Keys = append(final.Keys, checker.FinalKey{
+			Key: p.Key, Value: p.Value, ModifyIndex: p.ModifyIndex,
+			Session: p.Session,
+		})
 		final.Index = max(final.Index, p.ModifyIndex)
 	}
 	if err := os.WriteFile(filepath.Join(j.server.Dir, checker.FinalFile), mustJSON(j.t, final), 0o600); err != nil {
 		j.t.Fatal(err)
 	}
-	j.server.Kill() // its log is its own while it runs
+	j.server.Kill() // the log can only be read after that
 	result, err := checker.Check(j.server.Dir, []string{"data"}, nil)
 	if err != nil {
 		j.t.Fatal(err)
@@ -128,7 +133,10 @@ func (j *judged) judge(farms ...func()) {
 			j.t.Error(v)
 		}
 	}
-	for _, rule := range []string{"P1 fence", "P1 held", "P2 version", "P3 placed", "P4 stop", "P5 given up", "P6 minimum", "P6 surge"} {
+	for _, rule := range []string{
+		"P1 fence", "P1 held", "P2 version", "P3 placed", "P4 stop", "P5 given up",
+		"P6 minimum", "P6 surge",
+	} {
 		if result.Checked[rule] == 0 {
 			j.t.Errorf("%s had nothing to judge", rule)
 		}
@@ -136,18 +144,18 @@ func (j *judged) judge(farms ...func()) {
 	j.t.Logf("%d entries of the log, %d changes: %v", result.Entries, result.Transactions, result.Checked)
 }
 
-// fate is what becomes of one request on its way to Consul.
+// fate is what happens to one request on its way to Consul.
 type fate int
 
 const (
 	arrives fate = iota
-	lost         // its sender is cut off before Consul has got it
-	unheard      // its sender is cut off after Consul has carried it out
-	delayed      // its sender is cut off, and Consul gets it when everything else is done
-	final        // unheard, and nothing passes any more: the machine of its sender has died
+	lost         // the sender is cut off before Consul gets the request
+	unheard      // the sender is cut off after Consul has carried the request out
+	delayed      // the sender is cut off, and Consul gets the request after all others
+	final        // like unheard, and nothing passes any more: the machine of the sender has died
 )
 
-// line stands between a farm and Consul, and decides about the batches of its passes.
+// line stands between a farm and Consul, and decides the fate of the batches of the farm's passes.
 type line struct {
 	*httptest.Server
 	t *testing.T
@@ -202,7 +210,8 @@ func (l *line) fateOf(path string, body []byte, send func() int) fate {
 	if l.dead {
 		return lost
 	}
-	if path != "/v1/txn" || !bytes.Contains(body, []byte(`"Verb":"check-session"`)) || !bytes.Contains(body, []byte("/pods/")) {
+	if path != "/v1/txn" || !bytes.Contains(body, []byte(`"Verb":"check-session"`)) ||
+		!bytes.Contains(body, []byte("/pods/")) {
 		return arrives
 	}
 	f := l.fates()
@@ -214,7 +223,7 @@ func (l *line) fateOf(path string, body []byte, send func() int) fate {
 	return f
 }
 
-// deliver sends what was delayed: the fence is another one by now.
+// deliver sends the delayed requests. The fence has moved by now.
 func (l *line) deliver() {
 	l.t.Helper()
 	l.mu.Lock()
@@ -228,20 +237,22 @@ func (l *line) deliver() {
 	}
 }
 
-// dies returns when the machine of the farm behind a line has died, and its session has ended, which would take its time.
+// dies returns when the machine of the farm behind a line has died. It ends the farm's session, which would otherwise
+// last for long.
 func (j *judged) dies(l *line) {
 	j.t.Helper()
 	select {
 	case <-l.died:
 	case <-time.After(patient):
-		j.t.Fatal("the farm has not got so far")
+		j.t.Fatal("the farm has not sent its last batch")
 	}
 	l.CloseClientConnections()
 	lock, err := j.client.Get(j.t.Context(), j.store.Keys().Locks.Key("web"), consul.Consistent)
 	if err != nil {
 		j.t.Fatal(err)
 	}
-	req, err := http.NewRequestWithContext(j.t.Context(), http.MethodPut, "http://"+j.addr+"/v1/session/destroy/"+lock.Session, nil)
+	req, err := http.NewRequestWithContext(j.t.Context(), http.MethodPut,
+		"http://"+j.addr+"/v1/session/destroy/"+lock.Session, nil)
 	if err != nil {
 		j.t.Fatal(err)
 	}
@@ -271,18 +282,20 @@ func (j *judged) farmThrough(id string, l *line, commit func(*store.Batch) error
 	}
 	j.t.Cleanup(client.Close)
 	st := store.New(client, j.store.Keys())
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, Scope: j.store.Keys().Prefix(), TTL: patient, Journal: &simnode.Journal{}}
+	cfg := j.session("farm", id)
+	cfg.TTL = patient
 	return j.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			return farm.NewFarm(farm.Config{
-				ID: id, Store: &faulty{Session: st.FarmSession(s, id), commit: commit}, Log: log, TTL: 500 * time.Millisecond,
+				ID: id, Store: &faulty{Session: st.FarmSession(s, id), commit: commit}, Log: log,
+				TTL:        500 * time.Millisecond,
 				SweepEvery: time.Second, StableAfter: time.Hour,
 			}).Start(ctx)
 		})
 	})
 }
 
-// large is desired as rcctl would say it, of which so many stay available, and which may stop many pods at once.
+// large sets how many replicas there are and how many stay available, and allows a mass stop, as rcctl does.
 func large(replicas, least int) func(*rc.RC) {
 	return func(r *rc.RC) {
 		minimum(replicas, least)(r)
@@ -290,14 +303,15 @@ func large(replicas, least int) func(*rc.RC) {
 	}
 }
 
-// half is what is left of many pods, and least how many are always available.
+// many is the number of pods at first. half is the number of pods that are left in the end. least is the number of pods
+// that are always available.
 const (
 	many  = 300
 	half  = many / 2
 	least = half - 3
 )
 
-// touch writes a node's reservation as it is, so that every batch that was computed from it is refused.
+// touch writes a node's reservation unchanged, so that Consul refuses each batch that was computed from it.
 func (j *judged) touch(name string) {
 	key := j.store.Keys().Reservations.Key(name)
 	pair, err := j.client.Get(context.Background(), key, consul.Consistent)
@@ -305,21 +319,22 @@ func (j *judged) touch(name string) {
 		pair.Value, err = []byte(`{"holders":{}}`), nil
 	}
 	if err == nil {
-		_, err = j.client.Commit(context.Background(), []consul.Op{consul.CAS(key, append(pair.Value, ' '), pair.ModifyIndex)})
+		_, err = j.client.Commit(context.Background(),
+			[]consul.Op{consul.CAS(key, append(pair.Value, ' '), pair.ModifyIndex)})
 	}
-	if err != nil && !errors.Is(err, consul.ErrRefused) { // then it has just been written
+	if err != nil && !errors.Is(err, consul.ErrRefused) { // refused: another write has just come first
 		j.t.Error(err)
 	}
 }
 
-// Passes of many batches, of which others' writes let some be refused: reservations are written meanwhile, and pods stop being
-// available.
+// Consul refuses some batches of passes with many batches, because other writers change reservations at the same time,
+// and pods stop being available.
 func TestPassesOfManyBatchesLandInPart(t *testing.T) {
 	t.Parallel()
 	j := newJudged(t, 12)
 	var mu sync.Mutex
 	seen, touched, fallen := 0, 0, 0
-	met := map[pod.Identity]bool{} // the first that a batch stops
+	met := map[pod.Identity]bool{} // the first pod that a batch stops
 	stop := j.farmThrough("f1", nil, func(b *store.Batch) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -328,7 +343,7 @@ func TestPassesOfManyBatchesLandInPart(t *testing.T) {
 			j.touch(b.Reservations[0].Node)
 		}
 		if stopped := stops(b); len(stopped) > 0 && !met[stopped[0]] && fallen < 20 {
-			met[stopped[0]] = true // once, however often it is tried
+			met[stopped[0]] = true // only once, even if the batch is sent again
 			for range 5 {
 				j.amend(replica(fallen), pod.StateUnhealthy, false)
 				fallen++
@@ -355,12 +370,12 @@ func TestPassesOfManyBatchesLandInPart(t *testing.T) {
 	j.convergedWithin(patient, "web", half)
 	j.judge(stop)
 	if touched < 5 || fallen < 10 {
-		t.Errorf("%d batches of %d were to be refused, %d pods fell", touched, seen, fallen)
+		t.Errorf("%d batches of %d met a changed reservation, %d pods dropped", touched, seen, fallen)
 	}
 }
 
-// The outcome of some batches among many is not known to their farm: they never arrived, were carried out, or arrive when everything
-// else has.
+// Of many batches, some have an unknown outcome: they never arrive, they land and the answer is lost, or they arrive
+// after all others.
 func TestUnknownOutcomesAmongManyBatches(t *testing.T) {
 	t.Parallel()
 	j := newJudged(t, 12)
@@ -387,14 +402,14 @@ func TestUnknownOutcomesAmongManyBatches(t *testing.T) {
 	t.Logf("batches by fate: %v", l.met)
 }
 
-// A farm dies among many batches, of which it has not heard whether the last one landed, and another one takes over: while pods are
-// placed, and again while they are stopped.
+// A farm dies among many batches, before it knows whether the last one has landed, and another farm takes over. This
+// happens while pods are placed, and again while they are stopped.
 func TestAFarmDiesAmongManyBatches(t *testing.T) {
 	t.Parallel()
 	j := newJudged(t, 12)
 	var dying [2]*line
 	var stops []func()
-	left := 5 // batches of the one that dies next
+	left := 5 // batches of the farm that dies next
 	for i := range dying {
 		dying[i] = j.line(func() fate {
 			if left--; left == 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// claim adds claims to a node's reservation, besides what farms write.
+// claim adds shares to a node's reservation, beside the shares that farms write.
 func (c *cluster) claim(name string, claims map[string]node.Claim) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -23,13 +23,15 @@ func (c *cluster) claim(name string, claims map[string]node.Claim) {
 		}
 		res := found[name].Value.Clone()
 		maps.Copy(res.Claims, claims)
-		_, err = c.client.Commit(c.t.Context(), []consul.Op{consul.CAS(c.store.Keys().Reservations.Key(name), mustJSON(c.t, res), found[name].Index)})
+		_, err = c.client.Commit(c.t.Context(),
+			[]consul.Op{consul.CAS(c.store.Keys().Reservations.Key(name), mustJSON(c.t, res), found[name].Index)})
 		return err
 	})
 }
 
-// Shares that nobody has any more are released without an operator: of a living controller, and of one that is gone. What is placed, what its node runs without an intent,
-// what is the node's own and what does not say whose it is stays.
+// Shares without a pod are released without an operator, no matter whether their controller exists or was removed. The
+// other shares are kept: the shares of placed pods, of pods that have only an intent, of local services, and of unknown
+// owners.
 func TestLeakedSharesAreReleased(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -40,17 +42,21 @@ func TestLeakedSharesAreReleased(t *testing.T) {
 	placed := pod.Identity{RCID: "web", Role: "main"}
 	leaked := []pod.Identity{{RCID: "web", Role: "main", Index: 7}, {RCID: "gone", Role: "main"}}
 	local := pod.Identity{RCID: "local-agent", Role: "default"}
-	told := []pod.Identity{{RCID: "web", Role: "main", Index: 8}, {RCID: "gone", Role: "main", Index: 8}}
+	intended := []pod.Identity{{RCID: "web", Role: "main", Index: 8}, {RCID: "gone", Role: "main", Index: 8}}
 
 	claims := map[string]node.Claim{"of/nobody.0": {CPU: 1}}
-	for i, id := range slices.Concat(leaked, told, []pod.Identity{local}) {
+	for i, id := range slices.Concat(leaked, intended, []pod.Identity{local}) {
 		claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + i}, 100, 0)
 	}
-	for _, id := range told {
-		c.put(c.store.Keys().Intents.Key("n1", id.String()), mustJSON(t, pod.Intent{Identity: id, PodID: "web", Digest: c.record("web").ManifestDigest, State: pod.Running, Revision: 5}))
+	for _, id := range intended {
+		c.put(c.store.Keys().Intents.Key("n1", id.String()),
+			mustJSON(t, pod.Intent{
+				Identity: id, PodID: "web", Digest: c.record("web").ManifestDigest,
+				State: pod.Running, Revision: 5,
+			}))
 	}
 	c.claim("n1", claims)
-	want := []string{local.String(), "of/nobody.0", placed.String(), told[0].String(), told[1].String()}
+	want := []string{local.String(), "of/nobody.0", placed.String(), intended[0].String(), intended[1].String()}
 	slices.Sort(want)
 	consultest.Eventually(t, soon, func() error {
 		found, _, err := c.store.ReservationsOf(t.Context(), []string{"n1"})
@@ -71,13 +77,13 @@ func TestLeakedSharesAreReleased(t *testing.T) {
 		}
 		return nil
 	})
-	if on := c.running("web"); len(on) != 2 { // one of them without a placement
+	if on := c.running("web"); len(on) != 2 { // one of the pods has no placement
 		t.Errorf("running: %v", on)
 	}
 	lines, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"})
 	if err != nil || !slices.ContainsFunc(lines, func(a store.Audit) bool {
 		return slices.Contains(a.Changes, "release gone/main.0 on n1: no pod is there")
 	}) {
-		t.Errorf("the audit says %+v, %v", lines, err)
+		t.Errorf("the audit records are %+v, %v", lines, err)
 	}
 }

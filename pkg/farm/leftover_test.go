@@ -12,29 +12,30 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// runsOnly waits until nodes run so many pods of web and are told of as many.
+// runsOnly waits until nodes run n pods of web and have as many intents.
 func (c *cluster) runsOnly(n int) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
-		told, err := c.client.Keys(c.t.Context(), c.store.Keys().Intents.Key())
+		intents, err := c.client.Keys(c.t.Context(), c.store.Keys().Intents.Key())
 		if err != nil {
 			return err
 		}
 		pods := 0
-		for _, key := range told {
+		for _, key := range intents {
 			if key[len(key)-1] != '/' { // a marker
 				pods++
 			}
 		}
 		if on := c.running("web"); len(on) != n || pods != n {
-			return fmt.Errorf("running: %v, told: %v", on, told)
+			return fmt.Errorf("running: %v, intents: %v", on, intents)
 		}
 		return nil
 	})
 }
 
-// Pods of which nothing is left but what their nodes were told run on. A sweep stops those that it names, and leaves nothing of them.
-func TestASweepStopsWhatOnlyNodesWereToldOf(t *testing.T) {
+// If only the intents of pods are left, the pods run on. An operator's request to sweep stops the pod that it names,
+// and the farm then removes all records of this pod.
+func TestASweepStopsPodsThatHaveOnlyIntents(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.stray(nil)
@@ -43,7 +44,8 @@ func TestASweepStopsWhatOnlyNodesWereToldOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.DeleteTree(k.Pods.Below("web")), consul.Delete(record.Key)}); err != nil {
+	if _, err := c.client.Commit(t.Context(),
+		[]consul.Op{consul.DeleteTree(k.Pods.Below("web")), consul.Delete(record.Key)}); err != nil {
 		t.Fatal(err)
 	}
 	c.farm("f1")
@@ -79,7 +81,7 @@ func TestASweepStopsWhatOnlyNodesWereToldOf(t *testing.T) {
 	}
 }
 
-// A request whose bell a sweep took away before anybody had heard it is found by the next one.
+// If a sweep removes the bell of a request before any farm has seen it, the next sweep finds the request.
 func TestARequestWithoutABellIsFound(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -88,12 +90,16 @@ func TestARequestWithoutABellIsFound(t *testing.T) {
 	c.apply("other", testManifest("other", 8081), replicas(1))
 	c.converged("other", 1)
 	id := pod.Identity{RCID: "web", Role: "main"}
-	r := store.Request{ID: store.NewID(), RCID: "web", Kind: store.SweepOrphan, Node: c.running("web")[id][0], Pod: id, By: "test", At: time.Now()}
+	r := store.Request{
+		ID: store.NewID(), RCID: "web", Kind: store.SweepOrphan, Node: c.running("web")[id][0], Pod: id,
+		By: "test", At: time.Now(),
+	}
 	value, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Requests.Key("web", r.ID), value)}); err != nil {
+	if _, err := c.client.Commit(t.Context(),
+		[]consul.Op{consul.Set(c.store.Keys().Requests.Key("web", r.ID), value)}); err != nil {
 		t.Fatal(err)
 	}
 	c.nothingLeft("web")
@@ -102,20 +108,22 @@ func TestARequestWithoutABellIsFound(t *testing.T) {
 	}
 }
 
-// What the leader asks for by itself stops nothing of a controller that placements tell of. An operator's sweep stops all of it.
-func TestTheLeadersSweepSparesWhatIsPlaced(t *testing.T) {
+// A sweep that the leader asks for stops no pod of a controller with placements. A sweep of an operator stops all of
+// them.
+func TestTheLeadersSweepSparesPlacedPods(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.stray(nil)
 	c.farm("f1")
 	c.apply("other", testManifest("other", 8081), replicas(1))
-	c.converged("other", 1) // the farm does not hold back any more
+	c.converged("other", 1) // the farm's hold has ended
 	k, id := c.store.Keys(), pod.Identity{RCID: "web", Role: "main"}
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(k.Pods.Key(id.String()))}); err != nil {
 		t.Fatal(err)
 	}
 	at := store.At{Node: c.running("web")[id][0], Identity: id}
-	err := c.store.Leader("f1", c.client.Commit).AskSweep(t.Context(), at, store.NewAudit("f1", "sweep-orphan", "web", nil))
+	err := c.store.Leader("f1", c.client.Commit).AskSweep(t.Context(), at,
+		store.NewAudit("f1", "sweep-orphan", "web", nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +135,8 @@ func TestTheLeadersSweepSparesWhatIsPlaced(t *testing.T) {
 		return err
 	})
 	placed, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
-	if on := c.running("web"); err != nil || len(on) != 3 || len(placed) != 2 || placed[0].Value.RunState != pod.Running || placed[1].Value.RunState != pod.Running {
+	if on := c.running("web"); err != nil || len(on) != 3 || len(placed) != 2 ||
+		placed[0].Value.RunState != pod.Running || placed[1].Value.RunState != pod.Running {
 		t.Errorf("running: %v, placed: %+v, %v", on, placed, err)
 	}
 	c.askWeb(store.SweepOrphan, at.Node, 0)

@@ -10,9 +10,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Pods that have no node, more of them than one look places, keep no others from being placed, and are looked for no
-// more often than few.
-func TestManyPodsWithoutANodeHoldUpNoOthers(t *testing.T) {
+// If more pods than one look places find no node, they do not delay other pods. The farm searches for their nodes no
+// more often than for the nodes of a few pods.
+func TestManyPodsWithoutANodeDelayNoOthers(t *testing.T) {
 	t.Parallel()
 	c := newService(t)
 	c.racks(map[string]int{"a": 1})

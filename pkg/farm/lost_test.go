@@ -16,7 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// statusOf waits for a status that a test calls good.
+// statusOf waits for a status that a test accepts.
 func (c *cluster) statusOf(id string, good func(*rc.Status) bool) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -28,8 +28,8 @@ func (c *cluster) statusOf(id string, good func(*rc.Status) bool) {
 	})
 }
 
-// Pods of a lost machine stay lost when Consul has forgotten its agent, also for the next owner, until the preparer is back: those
-// that their controller keeps, and those that no node takes.
+// Pods of a lost machine stay lost after Consul has forgotten the machine's agent, also for the next owner, until the
+// preparer is back. This holds for pods that their controller keeps, and for pods that no node takes.
 func TestALostMachineStaysLost(t *testing.T) {
 	t.Parallel()
 	for _, action := range []string{"keep", "replace"} {
@@ -46,7 +46,10 @@ func TestALostMachineStaysLost(t *testing.T) {
 			faults := &faulty{}
 			stopFarm := c.faultyFarm("f1", faults, nil)
 			c.apply("web", testManifest("web", 0), func(r *rc.RC) {
-				r.NodeLoss = rc.NodeLoss{Action: action, After: new(field.Duration), UnmanagedAfter: new(field.Duration)}
+				r.NodeLoss = rc.NodeLoss{
+					Action: action, After: new(field.Duration),
+					UnmanagedAfter: new(field.Duration),
+				}
 			})
 			c.converged("web", 1)
 			failed, forgotten := map[string]bool{rec.ConsulNode: true}, map[string]bool{}
@@ -58,7 +61,8 @@ func TestALostMachineStaysLost(t *testing.T) {
 			c.statusOf("web", lost)
 			marked := func() error {
 				recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
-				if err == nil && (len(recs) != 1 || recs[0].Value.LostSince == nil || recs[0].Value.UnmanagedSince != nil || recs[0].Value.Node != "n1") {
+				if err == nil && (len(recs) != 1 || recs[0].Value.LostSince == nil ||
+					recs[0].Value.UnmanagedSince != nil || recs[0].Value.Node != "n1") {
 					err = fmt.Errorf("placements %s", mustJSON(t, recs))
 				}
 				return err
@@ -72,7 +76,8 @@ func TestALostMachineStaysLost(t *testing.T) {
 			c.statusOf("web", func(st *rc.Status) bool { return st.Owner == "f2" && lost(st) })
 			seen := time.Now()
 			c.ring("web")
-			consultest.Eventually(t, soon, func() error { // it has asked for failed agents, and looked at the controller
+			// the farm has asked for failed agents, and looked at the controller
+			consultest.Eventually(t, soon, func() error {
 				if err := marked(); err != nil {
 					t.Fatal(err)
 				}
@@ -83,7 +88,7 @@ func TestALostMachineStaysLost(t *testing.T) {
 			})
 			c.statusOf("web", lost)
 			c.node("n1", nil, nil)
-			c.statusOf("web", func(st *rc.Status) bool { return st.Is(rc.Converged) }) // its last report counts again
+			c.statusOf("web", func(st *rc.Status) bool { return st.Is(rc.Converged) }) // n1's last report is used again
 			consultest.Eventually(t, soon, func() error {
 				if n := len(c.running("web")); n != 1 {
 					return fmt.Errorf("%d pods run", n)
@@ -94,8 +99,8 @@ func TestALostMachineStaysLost(t *testing.T) {
 	}
 }
 
-// So does a pod that cannot be placed elsewhere because an outside scheduler fails: since when it is lost is written all the same,
-// and no later owner begins to count anew (P7).
+// A pod also stays lost if it cannot be placed elsewhere because an outside scheduler fails. The farm still writes the
+// time of the loss, so no later owner begins to count again (P7).
 func TestALossIsRememberedWhileTheSchedulerFails(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{"allocate", "eligible"} {
@@ -148,8 +153,8 @@ func TestALossIsRememberedWhileTheSchedulerFails(t *testing.T) {
 	}
 }
 
-// The pod of an ordered group counts as lost no more when its machine's agent lives again, though its preparer does not hold the node: it may run there
-// for as long as it likes, and the status says so.
+// If the agent of a lost machine lives again, an ordered pod on the machine is not lost any more, although no preparer
+// holds the node. The pod may run there for any time, and the status reports this.
 func TestAnOrderedPodOnAMachineThatLivesAgainIsNotLost(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -180,7 +185,7 @@ func TestAnOrderedPodOnAMachineThatLivesAgainIsNotLost(t *testing.T) {
 	}
 	stopNode()
 	placed(func(p *pod.Placement) bool { return p.LostSince != nil && p.RunState == pod.Stopped })
-	faults.agents.Store(nil) // Consul itself says that the agent lives
+	faults.agents.Store(nil) // from now on Consul answers; for Consul, the agent lives
 	placed(func(p *pod.Placement) bool {
 		return p.LostSince == nil && p.UnmanagedSince != nil && p.RunState == pod.Stopped && p.Node == "n1"
 	})

@@ -27,10 +27,10 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
 
-// soon is how long anything may take that should happen at once, on a busy machine with the race detector.
+// soon is the limit for anything that should happen at once, on a busy machine with the race detector.
 const soon = time.Minute
 
-// cluster is farms and simulated nodes on a prefix of their own.
+// cluster has farms and simulated nodes below its own prefix.
 type cluster struct {
 	t      *testing.T
 	addr   string // of its Consul
@@ -48,10 +48,13 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &cluster{t: t, addr: consultest.Shared(t).Addr, client: client, store: store.New(client, keys), nodes: map[string]*simnode.Node{}}
+	return &cluster{
+		t: t, addr: consultest.Shared(t).Addr, client: client, store: store.New(client, keys),
+		nodes: map[string]*simnode.Node{},
+	}
 }
 
-// background runs a daemon and returns what stops it; the test's end does too.
+// background runs a daemon and returns a function that stops it; the end of the test stops it, too.
 func (c *cluster) background(run func(ctx context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -73,8 +76,11 @@ func (c *cluster) node(name string, labels map[string]string, react func(pod.Int
 	n := c.nodes[name]
 	if n == nil {
 		n = &simnode.Node{
-			Record: node.Node{Name: name, Labels: labels, Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1", PortRange: node.PortRange{Min: 20000, Max: 20005}},
-			TTL:    ttl, React: react,
+			Record: node.Node{
+				Name: name, Labels: labels, Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1",
+				PortRange: node.PortRange{Min: 20000, Max: 20005},
+			},
+			TTL: ttl, React: react,
 		}
 		n.Client, n.Store = c.connect()
 		c.nodes[name] = n
@@ -83,10 +89,10 @@ func (c *cluster) node(name string, labels map[string]string, react func(pod.Int
 	return c.background(n.Run)
 }
 
-// connect returns a client of its own for one daemon, with the connection limit of one.
+// connect returns a client for one daemon, with the connection limit of a daemon.
 func (c *cluster) connect() (*consul.Client, *store.Store) { return c.connectTo(c.addr) }
 
-// connectTo is connect by way of another address.
+// connectTo is connect for another address.
 func (c *cluster) connectTo(addr string) (*consul.Client, *store.Store) {
 	client, err := consul.New(consul.Config{Address: addr})
 	if err != nil {
@@ -98,19 +104,27 @@ func (c *cluster) connectTo(addr string) (*consul.Client, *store.Store) {
 
 func (c *cluster) farm(id string) (stop func()) { return c.patientFarm(id, 500*time.Millisecond) }
 
-// patientFarm is farm that waits for twice the given TTL after a new epoch.
+// patientFarm runs a farm with the given TTL (wait). After a new epoch, the farm waits for twice this time.
 func (c *cluster) patientFarm(id string, wait time.Duration) (stop func()) {
 	return c.farmBy(id, c.addr, wait, &simnode.Journal{})
 }
 
-// farmBy is patientFarm that reaches Consul by an address, and remembers its sessions in a journal.
+// session configures the session of a daemon. Tests share a Consul and use the same names. A daemon whose session
+// vanished destroys earlier sessions of its name. The scope protects the sessions of other tests.
+func (c *cluster) session(kind, name string) consul.SessionConfig {
+	scope := c.store.Keys().Prefix()
+	return consul.SessionConfig{Kind: kind, Name: name, Scope: scope, TTL: ttl, Journal: &simnode.Journal{}}
+}
+
+// farmBy runs a farm with a TTL. The farm reaches Consul at the given address, and remembers its sessions in a journal.
 func (c *cluster) farmBy(id, addr string, wait time.Duration, journal consul.Journal) (stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	client, st := c.connectTo(addr)
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: journal}
+	cfg := c.session("farm", id)
+	cfg.Journal = journal
 	return c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			f := farm.NewFarm(farm.Config{
@@ -121,13 +135,20 @@ func (c *cluster) farmBy(id, addr string, wait time.Duration, journal consul.Jou
 	})
 }
 
-// startAndLead runs a farm that does the duties of the leader, too, whenever it is elected.
-func startAndLead(ctx context.Context, client *consul.Client, st *store.Store, s *consul.Session, id string, f *farm.Farm) error {
+// startAndLead runs a farm that does the duties of the leader whenever it is elected.
+func startAndLead(ctx context.Context, client *consul.Client, st *store.Store, s *consul.Session, id string,
+	f *farm.Farm,
+) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return f.Start(ctx) })
-	candidate := election.Candidate{Client: client, Session: s, Prefix: st.Keys().Prefix(), Lease: store.FarmLease, ID: id}
+	candidate := election.Candidate{
+		Client: client, Session: s, Prefix: st.Keys().Prefix(), Lease: store.FarmLease,
+		ID: id,
+	}
 	group.Go(func() error {
-		err := election.Run(ctx, candidate, func(ctx context.Context) error { return f.Lead(ctx, st.Leader(id, election.Commit)) })
+		err := election.Run(ctx, candidate, func(ctx context.Context) error {
+			return f.Lead(ctx, st.Leader(id, election.Commit))
+		})
 		if errors.Is(err, store.ErrWentBack) {
 			return f.WentBack(ctx)
 		}
@@ -144,7 +165,8 @@ func testManifest(id string, port int) *manifest.Manifest {
 	m := &manifest.Manifest{
 		Version: 1, ID: id,
 		Launchables: []manifest.Launchable{{
-			Name: "main", Artifact: manifest.Artifact{Kind: "tar", URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064d", port)},
+			Name:     "main",
+			Artifact: manifest.Artifact{Kind: "tar", URL: "file:///nowhere.tar.gz", SHA256: fmt.Sprintf("%064d", port)},
 		}},
 	}
 	if port != 0 {
@@ -167,17 +189,22 @@ func (c *cluster) apply(id string, m *manifest.Manifest, change func(*rc.RC)) {
 		rec, err := c.store.RCs.Get(c.t.Context(), store.Consistent, id)
 		if errors.Is(err, store.ErrNotFound) {
 			one := 1
-			rec.Value = rc.RC{ID: id, Name: id, Strategy: rc.Dynamic, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
+			rec.Value = rc.RC{
+				ID: id, Name: id, Strategy: rc.Dynamic,
+				ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
+			}
 		} else if err != nil {
 			return err
 		}
 		rec.Value.Generation++
 		rec.Value.ManifestDigest = manifest.Digest(canonical)
 		change(&rec.Value)
-		manifests, audit := []store.DeployManifest{{Digest: rec.Value.ManifestDigest, Canonical: canonical}}, store.NewAudit("test", "apply", id, nil)
+		manifests := []store.DeployManifest{{Digest: rec.Value.ManifestDigest, Canonical: canonical}}
+		audit := store.NewAudit("test", "apply", id, nil)
 		_, err = c.client.Get(c.t.Context(), c.store.Keys().Rollouts.Key(id), consul.Consistent)
 		if errors.Is(err, store.ErrNotFound) {
-			return c.store.Operator.ChangeRC(c.t.Context(), store.RCChange{RC: rec.Value, Index: rec.Index, Manifests: manifests, Audit: audit})
+			return c.store.Operator.ChangeRC(c.t.Context(),
+				store.RCChange{RC: rec.Value, Index: rec.Index, Manifests: manifests, Audit: audit})
 		}
 		if err != nil {
 			return err
@@ -186,15 +213,16 @@ func (c *cluster) apply(id string, m *manifest.Manifest, change func(*rc.RC)) {
 	})
 }
 
-// rolls says that a rollout is in charge of a service. Its record cannot be read, so that it makes no step.
+// rolls puts a rollout in charge of a service. The rollout's record cannot be read, so the rollout makes no step.
 func (c *cluster) rolls(unit string) {
 	c.t.Helper()
-	if _, err := c.client.Commit(c.t.Context(), []consul.Op{consul.Set(c.store.Keys().Rollouts.Key(unit), []byte("{"))}); err != nil {
+	if _, err := c.client.Commit(c.t.Context(),
+		[]consul.Op{consul.Set(c.store.Keys().Rollouts.Key(unit), []byte("{"))}); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-// steps changes a controller that a rollout is in charge of, as a step of the rollout would.
+// steps changes a controller that a rollout is in charge of, as a step of the rollout does.
 func (c *cluster) steps(rec store.Rec[rc.RC], canonical []byte) error {
 	value, err := json.Marshal(rec.Value)
 	if err != nil {
@@ -206,7 +234,8 @@ func (c *cluster) steps(rec store.Rec[rc.RC], canonical []byte) error {
 	}
 	keys, id := c.store.Keys(), rec.Value.ID
 	_, err = c.client.Commit(c.t.Context(), []consul.Op{
-		consul.CAS(keys.RCs.Key(id), value, rec.Index), consul.Set(keys.Manifests.Key(rec.Value.ManifestDigest), stored),
+		consul.CAS(keys.RCs.Key(id), value, rec.Index),
+		consul.Set(keys.Manifests.Key(rec.Value.ManifestDigest), stored),
 		consul.Set(keys.Names.Key(rec.Value.Name), []byte(id)), consul.Set(keys.Drops.Key(id), []byte(store.NewID())),
 		consul.Set(keys.Bells.Key(id), []byte(store.NewID())),
 	})
@@ -217,7 +246,8 @@ func replicas(n int) func(*rc.RC) {
 	return func(r *rc.RC) { r.ReplicaGroups[0].Count = &n }
 }
 
-// converged waits for the status that says so for the record's generation, and for exactly n pods running on the nodes.
+// converged waits for a status of the present generation with condition Converged, and for exactly n pods that run on
+// the nodes.
 func (c *cluster) converged(id string, n int) {
 	c.t.Helper()
 	c.convergedWithin(soon, id, n)
@@ -245,7 +275,7 @@ func (c *cluster) convergedWithin(limit time.Duration, id string, n int) {
 	}
 }
 
-// running returns the nodes' own account of what runs: identity to nodes.
+// running returns which pods run on which nodes, as the nodes see it.
 func (c *cluster) running(rcID string) map[pod.Identity][]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,25 +5,22 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"sync"
 
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// mender mends reservations that somebody has lost or written without knowing all.
 type mender struct{ *core }
 
-// mendClaims asks for a resync of each controller that has pods on a node without a reservation, as where the record was
-// lost. The check reserves their claims again (P3).
-func (f mender) mendClaims(ctx context.Context) error {
-	owned := f.roster.all()
-	nodes := make([][]string, len(owned)) // before the reservations: what is placed later has one
+// mendClaims asks for a resync of each controller that has pods on a node without a reservation. The resync reserves
+// their shares again (P3).
+func (m mender) mendClaims(ctx context.Context) error {
+	owned := m.roster.all()
+	nodes := make([][]string, len(owned)) // read before the reservations, because a pod that is placed later has one
 	for i, c := range owned {
 		nodes[i] = slices.Collect(maps.Keys(c.shared.now().nodes))
 	}
-	names, err := f.cfg.Store.ListReservedNodes(ctx)
+	names, err := m.cfg.Store.ListReservedNodes(ctx)
 	if err != nil {
 		return err
 	}
@@ -34,31 +31,30 @@ func (f mender) mendClaims(ctx context.Context) error {
 	for i, c := range owned {
 		if slices.ContainsFunc(nodes[i], func(name string) bool { return !reserved[name] }) {
 			c.shared.askResync()
-			f.queue.Add(c.unit.id)
+			m.queue.Add(c.unit.id)
 		}
 	}
 	return nil
 }
 
-// mendFresh looks at nodes whose first reservation this farm has written. Where it was only the first after the record was
-// lost, claims of others are missing, whose owners are asked to reserve them again. What is forgotten here, by a farm that
-// dies, the slow resync of those others finds.
-func (f mender) mendFresh(ctx context.Context) error {
-	names := f.kit.fresh.take()
+// mendFresh checks the nodes whose first reservation this farm has written. If an earlier reservation was lost, the
+// shares of other controllers are missing, and mendFresh asks their owners to reserve them again.
+func (m mender) mendFresh(ctx context.Context) error {
+	names := m.kit.fresh.take()
 	for len(names) > freshPerSweep {
-		f.kit.fresh.add(names[len(names)-1])
+		m.kit.fresh.add(names[len(names)-1])
 		names = names[:len(names)-1]
 	}
-	if err := f.askForClaims(ctx, names); err != nil {
-		f.kit.fresh.add(names...)
+	if err := m.askForClaims(ctx, names); err != nil {
+		m.kit.fresh.add(names...)
 		return err
 	}
 	return nil
 }
 
-// askForClaims asks the owners of what has no claim on some nodes.
-func (f mender) askForClaims(ctx context.Context, names []string) error {
-	missing, err := f.cfg.Store.Unreserved(ctx, names)
+// askForClaims asks the owners of pods that have no share on some nodes to reserve it.
+func (m mender) askForClaims(ctx context.Context, names []string) error {
+	missing, err := m.cfg.Store.Unreserved(ctx, names)
 	if err != nil {
 		return err
 	}
@@ -69,98 +65,70 @@ func (f mender) askForClaims(ctx context.Context, names []string) error {
 			continue
 		}
 		asked[key] = true
-		if exists, err := f.cfg.Store.RCExists(ctx, at.RCID); err != nil || !exists {
-			continue // its placements are reported as what they are
+		if exists, err := m.cfg.Store.RCExists(ctx, at.RCID); err != nil || !exists {
+			continue // its placements are reported as placements without a controller
 		}
-		r := store.NewRepair(f.cfg.ID, at.RCID, at.Node)
-		a := store.NewAudit(f.cfg.ID, string(r.Kind), at.RCID, []string{"reserve what it has on " + at.Node + ": the record was lost"}).OnNodes(at.Node)
-		if err := f.cfg.Store.Ask(ctx, r, a); err != nil {
+		r := store.NewRepair(m.cfg.ID, at.RCID, at.Node)
+		lines := []string{"reserve what it has on " + at.Node + ": the record was lost"}
+		a := store.NewAudit(m.cfg.ID, string(r.Kind), at.RCID, lines).OnNodes(at.Node)
+		if err := m.cfg.Store.Ask(ctx, r, a); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// freshPerSweep bounds how many nodes one sweep reads the intents of. After pods were placed on a thousand nodes that held none
-// before, it takes ten minutes to have looked at all, which is when the slow resync finds the same.
+// freshPerSweep is how many nodes mendFresh checks in one sweep, because it reads the intents of each. For 1,000 nodes
+// all checks take ten minutes; by then the resyncs have found the same.
 const freshPerSweep = 50
 
-// nodeSet is nodes that something is to be done about.
-type nodeSet struct {
-	mu    sync.Mutex
-	names map[string]bool
-}
-
-func (s *nodeSet) add(names ...string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.names == nil {
-		s.names = map[string]bool{}
-	}
-	for _, name := range names {
-		s.names[name] = true
-	}
-}
-
-// take returns the nodes and forgets them.
-func (s *nodeSet) take() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	names := slices.Sorted(maps.Keys(s.names))
-	s.names = nil
-	return names
-}
-
-// disagrees reports whether a reservation says of the node something else than its record and its operators, as seen last: whether it is
-// drained, or which labels it has.
-func disagrees(v *node.View, res node.Reservation) bool {
-	return v != nil && v.OpsUnread == "" && !res.Agrees(v.Ops.Drain != nil, v.LabelVersions)
-}
-
-// mendMet mends the reservations that this farm has met, and that did not say what is known of their nodes.
-func (f mender) mendMet(ctx context.Context) error {
-	names := f.kit.mismatched.take()
-	err := f.mendReservations(ctx, names, f.cfg.Store.MendReservation)
+// mendMismatched mends the reservations that passes have noted as different from the records of their nodes.
+func (m mender) mendMismatched(ctx context.Context) error {
+	names := m.kit.mismatched.take()
+	err := m.mendReservations(ctx, names, m.cfg.Store.MendReservation)
 	if err != nil {
-		f.kit.mismatched.add(names...)
+		m.kit.mismatched.add(names...)
 	}
 	return err
 }
 
-// mendDrained mends the reservations of drained nodes, which no farm may have met. A cluster without drains reads nothing.
-func (f mender) mendDrained(ctx context.Context, as Duties) error {
-	nodes, _ := f.cache.nodesAt()
+// mendDrained mends the reservations of drained nodes, because perhaps no pass has read them.
+func (m mender) mendDrained(ctx context.Context, as LeaderStore) error {
+	nodes, _ := m.cache.nodesAt()
 	var names []string
 	for name, v := range nodes {
 		if v.Ops.Drain != nil {
 			names = append(names, name)
 		}
 	}
-	return f.mendReservations(ctx, names, as.MendReservation)
+	return m.mendReservations(ctx, names, as.MendReservation)
 }
 
-// mendReservations makes reservations say which nodes are drained (R13) and for which labels pods may be placed (ADR 12), where the
-// record was lost, or is an older one, or was written by somebody who does not know about the one or the other. Without it a farm that
-// has not heard of a drain yet could place there, and none where the labels are said to be others.
-func (f mender) mendReservations(ctx context.Context, names []string, mend func(ctx context.Context, nodeName string) (mended bool, err error)) error {
-	nodes, _ := f.cache.nodesAt()
-	d, err := f.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, false)
+// mendReservations writes into reservations whether the node is drained (R13), and with which label versions pods may
+// be placed there (ADR 12). This is wrong if the record was lost, is an older copy, or is of an older program. Without
+// the drain, a farm that does not know of it could place a pod there. With wrong labels, no farm could.
+func (m mender) mendReservations(
+	ctx context.Context, names []string, mend func(ctx context.Context, nodeName string) (mended bool, err error),
+) error {
+	nodes, _ := m.cache.nodesAt()
+	d, err := m.cfg.Store.ReadDetails(ctx, store.Wanted{Reservations: names}, store.Default)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, name := range names {
 		if d.Unreadable[name] != nil || !disagrees(nodes[name], d.Reservations[name].Value) {
-			continue // this farm has only been the last to hear
+			continue // only this farm's view was old
 		}
 		mended, err := mend(ctx, name)
 		switch {
 		case mended:
-			f.kit.fresh.add(name) // it may be the first record after a loss
-			f.log.WithField(obs.Node, name).Warn("a node's reservation did not say what operators and the node's record say; mended")
-			f.kit.scarcity.changed([]string{name})
-			f.roomFreed("")
-		case errors.Is(err, store.ErrRefused): // somebody was faster; the next sweep looks again
+			m.kit.fresh.add(name) // the record may have been lost before
+			m.log.WithField(obs.Node, name).
+				Warn("a node's reservation did not match the node's record and the operators' record; mended")
+			m.kit.places.Changed([]string{name})
+			m.capacityFreed("")
+		case errors.Is(err, store.ErrRefused): // another write came first; the next sweep looks again
 		case err != nil:
 			errs = append(errs, err)
 		}

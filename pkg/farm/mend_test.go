@@ -17,7 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// operate changes what operators say of a node, as rcctl does: with the reservation in the same transaction.
+// operate changes the operators' record of a node, as rcctl does: with the reservation in the same transaction.
 func (c *cluster) operate(name string, change func(*node.Ops)) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -32,7 +32,7 @@ func (c *cluster) operate(name string, change func(*node.Ops)) {
 			return err
 		}
 		res := found[name]
-		res.Value = res.Value.AsOperatorsSay(rec.Value)
+		res.Value = res.Value.WithOps(rec.Value)
 		return c.store.Operator.ChangeNode(c.t.Context(), store.NodeChange{
 			Ops: rec.Value, Index: rec.Index, Reservation: &res, Audit: store.NewAudit("test", "operate", "", nil),
 		})
@@ -55,7 +55,8 @@ func (c *cluster) relabel(name, key, value string) {
 	c.operate(name, func(ops *node.Ops) { ops.Labels = map[string]string{key: value} })
 }
 
-// ineligible waits until the node's reservation says whether it is drained, and returns it.
+// ineligible waits until the field Ineligible of a node's reservation has the wanted value, and returns the
+// reservation.
 func (c *cluster) ineligible(name string, want bool) node.Reservation {
 	c.t.Helper()
 	var res node.Reservation
@@ -72,8 +73,9 @@ func (c *cluster) ineligible(name string, want bool) node.Reservation {
 	return res
 }
 
-// What operators said decides whether a reservation is ineligible, also when its record was lost or is an older one (R13).
-func TestReservationsSayWhatIsDrained(t *testing.T) {
+// The operators' record decides whether a reservation is ineligible, even if the reservation was lost or is an older
+// version (R13).
+func TestReservationsHaveWhichNodesAreDrained(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -100,20 +102,21 @@ func TestReservationsSayWhatIsDrained(t *testing.T) {
 	}
 	c.ineligible("n1", true)
 	audit, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{Node: "n1"})
-	if err != nil || !slices.ContainsFunc(audit, func(a store.Audit) bool { return a.What == "mend" && a.Who == "f1" }) {
+	if err != nil ||
+		!slices.ContainsFunc(audit, func(a store.Audit) bool { return a.What == "mend" && a.Who == "f1" }) {
 		t.Errorf("audit %+v, %v", audit, err)
 	}
 
 	c.drain("n1", false)
 	c.ineligible("n1", false)
-	c.put(key, closed.Value) // nobody drains it, and pods are refused
+	c.put(key, closed.Value) // the node is not drained, but refuses pods
 	c.apply("other", testManifest("other", 8081), replicas(1))
 	c.converged("other", 1)
 	c.ineligible("n1", false)
 }
 
-// A reservation whose record was lost is written again with the claims of all that is placed there (P3), also where somebody
-// else places there first, and whichever farm owns them.
+// A reservation that was lost is written again with the shares of all placed pods (P3), even if another controller
+// places a pod there first. It does not matter which farms own the controllers.
 func TestALostReservationIsRebuilt(t *testing.T) {
 	t.Parallel()
 	for _, busy := range []bool{false, true} {
@@ -131,7 +134,8 @@ func TestALostReservationIsRebuilt(t *testing.T) {
 			for _, name := range names[:last] {
 				c.converged(name, 1)
 			}
-			if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Reservations.Key("n1"))}); err != nil {
+			if _, err := c.client.Commit(t.Context(),
+				[]consul.Op{consul.Delete(c.store.Keys().Reservations.Key("n1"))}); err != nil {
 				t.Fatal(err)
 			}
 			if busy {
@@ -157,7 +161,7 @@ func TestALostReservationIsRebuilt(t *testing.T) {
 	}
 }
 
-// Placements without a controller are told, left as they are, and stopped when an operator asks for that.
+// The leader alerts to placements without a controller. Their pods run on, and stop when an operator asks for that.
 func TestPlacementsWithoutAController(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -169,30 +173,34 @@ func TestPlacementsWithoutAController(t *testing.T) {
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().RCs.Key("web"))}); err != nil {
 		t.Fatal(err)
 	}
-	told := func(prefix string) {
+	alerted := func(prefix string) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
-			said := alerts.about("Unreadable")
-			if !slices.ContainsFunc(said, func(line string) bool { return strings.HasPrefix(line, prefix+" pods/web/") }) {
-				return fmt.Errorf("alerts: %q", said)
+			lines := alerts.about("Unreadable")
+			if !slices.ContainsFunc(lines,
+				func(line string) bool { return strings.HasPrefix(line, prefix+" pods/web/") }) {
+				return fmt.Errorf("alerts: %q", lines)
 			}
 			return nil
 		})
 	}
-	told("raise")
+	alerted("raise")
 	if on := c.running("web"); len(on) != 1 {
 		t.Errorf("running: %v", on)
 	}
 	id := pod.Identity{RCID: "web", Role: "main"}
-	err := c.store.Operator.Ask(t.Context(), store.Request{ID: store.NewID(), RCID: "web", Kind: store.SweepOrphan, Node: "n1", Pod: id}, store.NewAudit("test", "sweep", "web", nil))
+	err := c.store.Operator.Ask(t.Context(), store.Request{
+		ID: store.NewID(), RCID: "web", Kind: store.SweepOrphan,
+		Node: "n1", Pod: id,
+	}, store.NewAudit("test", "sweep", "web", nil))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.nothingLeft("web")
-	told("resolve")
+	alerted("resolve")
 }
 
-// stray is a controller of three pods whose record was lost.
+// stray makes a controller of three pods whose record was lost.
 func (c *cluster) stray(react func(pod.Intent) pod.Reality) {
 	c.t.Helper()
 	for i := range 3 {
@@ -212,14 +220,14 @@ func (c *cluster) askWeb(kind store.RequestKind, node string, index int) {
 	c.ask("web", kind, node, pod.Identity{RCID: "web", Role: "main", Index: index})
 }
 
-// What is asked about one pod of a controller without a record stops nothing else of it.
+// A request about one pod of a controller without a record stops no other pod of it.
 func TestOnlyASweepStopsWhatAControllerLeftBehind(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.stray(nil)
 	c.farm("f1")
 	c.apply("other", testManifest("other", 8081), replicas(1))
-	c.converged("other", 1) // the farm does not hold back any more
+	c.converged("other", 1) // the farm's hold has ended
 	c.askWeb(store.RepairReservation, "n0", 0)
 	c.askWeb(store.ForgetPod, "n0", 0)
 	consultest.Eventually(t, soon, func() error {
@@ -237,7 +245,7 @@ func TestOnlyASweepStopsWhatAControllerLeftBehind(t *testing.T) {
 	c.nothingLeft("web")
 }
 
-// A sweep goes on under the next farm, while nodes have still to confirm that they stopped.
+// The next farm goes on with a sweep while nodes have not yet confirmed the stops.
 func TestASweepOutlivesItsFarm(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -256,7 +264,7 @@ func TestASweepOutlivesItsFarm(t *testing.T) {
 		recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
 		for i := range recs {
 			if err == nil && recs[i].Value.RunState != pod.Stopped {
-				err = fmt.Errorf("%s is not told to stop", recs[i].Value.Identity)
+				err = fmt.Errorf("%s has no intent to stop", recs[i].Value.Identity)
 			}
 		}
 		return err
@@ -267,7 +275,8 @@ func TestASweepOutlivesItsFarm(t *testing.T) {
 	c.nothingLeft("web")
 }
 
-// A reservation that is an older one is brought up to date: what it lacks could be given away.
+// An older version of a reservation is brought up to date, because the capacity of the shares that it lacks could be
+// given to other pods.
 func TestAnOlderReservationIsMended(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

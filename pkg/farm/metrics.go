@@ -9,6 +9,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/rcfarm/rcfarm/pkg/election/ballot"
+	"github.com/rcfarm/rcfarm/pkg/farm/place"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -17,8 +18,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Metrics is what a farm counts. It outlives sessions: one for the life of the process. Every label value exists from the start, and none
-// names a controller or a pod.
+// Metrics has the metrics of a farm, for all its sessions. The label values exist from the start, except the groups of
+// --metrics-label. No label value is the id of a controller or a pod.
 type Metrics struct {
 	owned, unclaimed, synced, tripped prometheus.Gauge
 	gateWaiting, gateBehind           prometheus.Gauge
@@ -31,24 +32,23 @@ type Metrics struct {
 	bumps, losses, panics             prometheus.Counter
 	passTime                          prometheus.Histogram
 	queue                             queueMetrics
-	fleet                             fleetMetrics
+	cluster                           clusterMetrics
 
 	mu        sync.Mutex
-	corruptAt map[string]int      // records that cannot be read, by where
-	shortOf   map[string]shortage // by controller, those that lack nodes only
+	corruptAt map[string]int      // how many records cannot be read, by watch or controller
+	shortOf   map[string]shortage // by controller; only controllers with missing replicas
 	active    map[string][]rc.ConditionType
 }
 
-// shortage is what one controller lacks.
 type shortage struct {
 	missing int
 	reasons scheduler.Reasons
 }
 
-// watchKinds are the farm's standing queries, shards of one prefix together.
-var watchKinds = []string{"bells", "nodes", "nodeops", "farms", "schema", "breaker"}
+// watchKinds are the watches of a farm. Pages of orphans have no watch, but errors of their reads are counted here.
+var watchKinds = []string{"bells", "nodes", "nodeops", "farms", "schema", "breaker", "orphans"}
 
-// passBuckets are in seconds: an idle pass takes a millisecond, one that writes 5,000 pods a second.
+// passBuckets are in seconds: an idle look takes a millisecond, and a look that writes 5,000 pods takes a second.
 var passBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 
 // NewMetrics makes and registers the metrics of a farm.
@@ -60,35 +60,56 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	return &Metrics{
 		corruptAt: map[string]int{}, shortOf: map[string]shortage{}, active: map[string][]rc.ConditionType{},
-		owned:       f.Gauge("owned_rcs", "Controllers that this farm owns."),
-		unclaimed:   f.Gauge("unclaimed_rcs", "Controllers that no farm owned in two sweeps in a row; reported by the leader."),
-		gateWaiting: f.Gauge("gate_waiting_features", "Features of the leader's program that may not be written yet, because somebody who lives is older (ADR 28)."),
-		gateBehind:  f.Gauge("gate_behind", "Farms and nodes that emulate less than the leader's program, a farm or a node does that is the newest."),
-		leads:       f.Gauge("leads", "1 while this farm leads: it does what belongs to no controller."),
-		synced:      f.Gauge("settled", "1 when every living node has said what it runs in this cluster, so that pods may be added."),
-		tripped:     f.Gauge("breaker_tripped", "1 while the mass-stop breaker is tripped or cannot be read: nothing is stopped."),
-		corrupt:     f.Gauge("corrupt_records", "Records seen that cannot be read."),
-		ignored:     f.Gauge("ignored_witnesses", "Nodes whose word that the store went back in time cannot be so, and is ignored."),
-		missing:     f.Gauge("missing_replicas", "Replicas of owned controllers that no node takes."),
+		owned: f.Gauge("owned_rcs", "Controllers that this farm owns."),
+		unclaimed: f.Gauge("unclaimed_rcs",
+			"Controllers that no farm owned in two sweeps in a row; reported by the leader."),
+		gateWaiting: f.Gauge("gate_waiting_features",
+			"Features of the leader's program that may not be written yet, because a living farm or node is older "+
+				"(ADR 28)."),
+		gateBehind: f.Gauge("gate_behind",
+			"Farms and nodes that emulate an older version than the newest among the leader's program, "+
+				"farms and nodes."),
+		leads: f.Gauge("leads", "1 while this farm leads: it does what belongs to no controller."),
+		synced: f.Gauge("settled",
+			"1 when all living nodes have reported what they run in this cluster, so that pods may be added."),
+		tripped: f.Gauge("breaker_tripped",
+			"1 while the mass-stop breaker is tripped or cannot be read: nothing is stopped."),
+		corrupt: f.Gauge("corrupt_records", "Records seen that cannot be read."),
+		ignored: f.Gauge("ignored_witnesses",
+			"Nodes whose report that the store went back in time is impossible, and is ignored."),
+		missing: f.Gauge("missing_replicas", "Replicas of owned controllers that no node takes."),
 		missingBy: obs.Gauges(f, "missing_replicas_by_reason",
-			"Replicas of owned controllers that no node takes, counted once for each reason that keeps some node from taking them: their sum may be larger.", "reason", scheduler.AllReasons...),
-		alerts:  obs.Gauges(f, "alerts_active", "Incidents of owned controllers that were raised and are not resolved; of the leader also those that belong to no controller.", "condition", kinds...),
-		passes:  obs.Counters(f, "passes_total", "Looks at a controller, by how they ended: ok, refused (computed again), unknown (the fence is bumped first), error.", "outcome", append(store.Failures, "ok")...),
-		batches: obs.Counters(f, "batches_total", "Write transactions, by how Consul answered.", "outcome", append(store.Failures, "committed")...),
-		changes: obs.Counters(f, "pod_changes_total", "Changes of pods that were written.", "action", field.Each(reconcile.AllActions, reconcile.Action.Label)...),
-		watches: obs.Counters(f, "watch_errors_total", "Failed polls of standing queries.", "watch", watchKinds...),
+			"Replicas of owned controllers that no node takes, counted once for each reason that keeps some node from "+
+				"taking them; so the sum may be larger.", "reason", scheduler.AllReasons...),
+		alerts: obs.Gauges(f, "alerts_active",
+			"Incidents of owned controllers that were raised and are not resolved; the leader adds those that belong "+
+				"to no controller.", "condition", kinds...),
+		passes: obs.Counters(f, "passes_total",
+			"Looks at a unit, by how they ended: ok, refused (computed again), unknown (the fence is bumped "+
+				"first), error.", "outcome", append(store.Failures, "ok")...),
+		batches: obs.Counters(f, "batches_total",
+			"Write transactions, by how Consul answered.", "outcome", append(store.Failures, "committed")...),
+		changes: obs.Counters(f, "pod_changes_total", "Changes of pods that were written.", "action",
+			field.Each(reconcile.AllActions, reconcile.Action.Label)...),
+		watches: obs.Counters(f, "watch_errors_total", "Failed polls of watches.", "watch", watchKinds...),
 		scheduler: obs.Counters(f, "scheduler_errors_total",
-			"Failed calls of a scheduler that is not the built-in one, by call; answer counts nodes that it named and that are ignored, because they are unknown, repeated or not eligible.", "call", schedulerCalls...),
+			"Failed calls of an outside scheduler, by call; answer counts nodes that it named and that the farm "+
+				"ignores, because they are unknown, repeated or not eligible.", "call", place.Calls...),
 		spoiled: obs.Counters(f, "merged_failures_total",
-			"Reads that were done again alone, and writes whose outcome became unknown, because the request that they shared with others failed.", "kind",
-			store.SpoiledReads, store.SpoiledWrites),
-		bumps:    f.Counter("fence_bumps_total", "Times that a lock's index was moved, to shut out writes whose outcome is unknown."),
-		panics:   f.Counter("panics_total", "Looks at a controller that panicked, which is a defect: the controller cannot be worked on, others go on."),
+			"Reads that were repeated alone, and writes whose outcome became unknown, because the request that they "+
+				"shared with others failed.", "kind", store.FailedReads, store.FailedWrites),
+		bumps: f.Counter("fence_bumps_total",
+			"Times that a lock's index was moved, to shut out writes whose outcome is unknown."),
+		panics: f.Counter("panics_total",
+			"Claims and passes that panicked, which is a defect: the controller cannot be worked on, others go "+
+				"on."),
 		losses:   f.Counter("session_losses_total", "Sessions that ended while they were needed."),
-		passTime: f.Histogram("pass_duration_seconds", "How long a look at an owned controller took.", passBuckets),
+		passTime: f.Histogram("pass_duration_seconds", "How long a look at an owned unit took.", passBuckets),
 		queue:    newQueueMetrics(f),
-		fleet:    newFleetMetrics(f),
-		election: obs.Gauges(f, "election_conditions", "1 while a condition of the election of the leader holds, as this farm sees it.", "condition", ballot.ConditionTypes...),
+		cluster:  newClusterMetrics(f),
+		election: obs.Gauges(f, "election_conditions",
+			"1 while a condition of the election of the leader holds, as this farm sees it.", "condition",
+			ballot.ConditionTypes...),
 	}
 }
 
@@ -97,13 +118,12 @@ func (m *Metrics) SessionLost() {
 	m.losses.Inc()
 }
 
-// gate says how many features wait for the version gate, and for how many farms and nodes.
+// gate sets how many features wait for the version gate, and for how many farms and nodes.
 func (m *Metrics) gate(waiting, behind int) {
 	m.gateWaiting.Set(float64(waiting))
 	m.gateBehind.Set(float64(behind))
 }
 
-// reset forgets what the farm of an earlier session knew.
 func (m *Metrics) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,12 +131,18 @@ func (m *Metrics) reset() {
 	clear(m.shortOf)
 	clear(m.active)
 	m.publish()
-	for _, g := range []prometheus.Gauge{m.owned, m.unclaimed, m.synced, m.ignored, m.queue.depth} {
+	for _, g := range []prometheus.Gauge{m.owned, m.unclaimed, m.synced, m.tripped, m.ignored, m.queue.depth} {
 		g.Set(0)
+	}
+	m.setElection(nil)
+}
+
+func (m *Metrics) setElection(are map[ballot.ConditionType]bool) {
+	for _, t := range ballot.ConditionTypes {
+		m.election.WithLabelValues(string(t)).Set(obs.Flag(are[t]))
 	}
 }
 
-// passed counts one look at a controller.
 func (m *Metrics) passed(took time.Duration, err error) {
 	if errors.Is(err, errRecordGone) {
 		err = nil
@@ -125,7 +151,7 @@ func (m *Metrics) passed(took time.Duration, err error) {
 	m.passes.WithLabelValues(store.Outcome(err, "ok")).Inc()
 }
 
-// committed counts one write transaction and, when it landed, its changes of pods.
+// committed counts one write transaction and, if it landed, its changes of pods.
 func (m *Metrics) committed(changes []reconcile.Action, err error) {
 	m.batches.WithLabelValues(store.Outcome(err, "committed")).Inc()
 	if err != nil {
@@ -136,7 +162,6 @@ func (m *Metrics) committed(changes []reconcile.Action, err error) {
 	}
 }
 
-// keep keeps what is wrong with something, or forgets it where nothing is any more.
 func keep[V any](m *Metrics, of map[string]V, what string, now V, wrong bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -150,28 +175,30 @@ func keep[V any](m *Metrics, of map[string]V, what string, now V, wrong bool) {
 	m.publish()
 }
 
-// unreadable reports how many records cannot be read in one place, such as a watch or a controller.
+// unreadable reports how many records one watch, or the pass over one controller, cannot read.
 func (m *Metrics) unreadable(where string, n int) { keep(m, m.corruptAt, where, n, n > 0) }
 
-// short reports how many replicas of a controller no node takes, and why nodes do not.
-func (m *Metrics) short(rcID string, missing int, reasons scheduler.Reasons) {
+// SchedulerFailed counts a failed call of an outside scheduler, or an ignored part of its answer.
+func (m *Metrics) SchedulerFailed(call string) { m.scheduler.WithLabelValues(call).Inc() }
+
+// SetMissing reports how many replicas of a controller no node takes, and why.
+func (m *Metrics) SetMissing(rcID string, missing int, reasons scheduler.Reasons) {
 	keep(m, m.shortOf, rcID, shortage{missing: missing, reasons: reasons}, missing > 0)
 }
 
-// Alerting reports the incidents that were raised and are not resolved, of a controller or of what else a name stands for.
+// Alerting reports the incidents that were raised and are not resolved. where is a controller or recordsName.
 func (m *Metrics) Alerting(where string, active []rc.ConditionType) {
 	keep(m, m.active, where, active, len(active) > 0)
 }
 
-// forget drops what was reported about a controller that is not this farm's any more.
 func (m *Metrics) forget(rcID string) {
 	m.unreadable("rc/"+rcID, 0)
-	m.short(rcID, 0, nil)
+	m.SetMissing(rcID, 0, nil)
 	m.Alerting(rcID, nil)
 }
 
-// publish sums up what is kept by controller. The caller holds the mutex. What is kept is what is wrong, so that a farm
-// whose controllers are well adds up nothing.
+// publish sums up the values. Only troubles are kept, so a farm without troubles sums up nothing. The caller holds the
+// mutex.
 func (m *Metrics) publish() {
 	corrupt, missing := 0, 0
 	for _, n := range m.corruptAt {
@@ -200,40 +227,40 @@ func (m *Metrics) publish() {
 	}
 }
 
-// queueMetrics is what the workqueue reports. One set serves the queues of all sessions, one after the other.
+// queueMetrics are the metrics of the workqueue, for the queues of all sessions.
 type queueMetrics struct {
 	depth   prometheus.Gauge
 	delayed prometheus.Counter
 	wait    prometheus.Histogram
-	ignored prometheus.Gauge // of what nobody asks for
+	ignored prometheus.Gauge // stands for metrics that are not exported
 }
 
 func newQueueMetrics(f obs.Meter) queueMetrics {
 	return queueMetrics{
 		depth:   f.Gauge("queue_depth", "Controllers that wait for a look."),
-		delayed: f.Counter("queue_delayed_total", "Looks that were asked for later, after a failure among others."),
+		delayed: f.Counter("queue_delayed_total", "Looks that were delayed, for example after a failure."),
 		ignored: prometheus.NewGauge(prometheus.GaugeOpts{}),
 		wait:    f.Histogram("queue_wait_seconds", "How long a controller waited for a look.", passBuckets),
 	}
 }
 
-// newQueue returns the queue of one session.
 func newQueue(m *Metrics) workqueue.TypedRateLimitingInterface[string] {
-	conf := workqueue.TypedRateLimitingQueueConfig[string]{Name: "rcs", MetricsProvider: m.queue} // without a name it reports nothing
+	// Without a name the queue reports nothing.
+	conf := workqueue.TypedRateLimitingQueueConfig[string]{Name: "rcs", MetricsProvider: m.queue}
 	return workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax), conf)
 }
 
-// NewDepthMetric is part of workqueue.MetricsProvider, as are the others below.
+// NewDepthMetric and the methods below implement workqueue.MetricsProvider.
 func (q queueMetrics) NewDepthMetric(string) workqueue.GaugeMetric { return q.depth }
 
 // NewAddsMetric reports nothing.
 func (q queueMetrics) NewAddsMetric(string) workqueue.CounterMetric { return q.ignored }
 
-// NewLatencyMetric reports the wait.
+// NewLatencyMetric reports how long units wait.
 func (q queueMetrics) NewLatencyMetric(string) workqueue.HistogramMetric { return q.wait }
 
-// NewWorkDurationMetric reports nothing: passes are timed by themselves.
+// NewWorkDurationMetric reports nothing, because looks are timed elsewhere.
 func (q queueMetrics) NewWorkDurationMetric(string) workqueue.HistogramMetric {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{})
 }
@@ -248,5 +275,5 @@ func (q queueMetrics) NewLongestRunningProcessorSecondsMetric(string) workqueue.
 	return q.ignored
 }
 
-// NewRetriesMetric counts what was asked for later.
+// NewRetriesMetric counts delayed looks.
 func (q queueMetrics) NewRetriesMetric(string) workqueue.CounterMetric { return q.delayed }

@@ -13,33 +13,33 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// minimum lets the batches of one pass land only while they leave the minimum (P6, ADR 11). What counted when the pass read it
-// counts until a drop says otherwise: the drops listed before the realities and those listed last tell how many do not any more,
-// and Consul refuses each batch if there has been another one since. Batches in flight together count as landed.
+// minimum lets the batches of one pass land only if enough available copies remain (P6, docs/design/minimum.md). The
+// pass lists the drops, then reads which copies are available, and later lists the drops again. The difference is the
+// number of copies that have dropped since. Consul refuses a batch if there was a drop after the last list. A batch
+// that is on its way to Consul is taken for landed.
 type minimum struct {
 	before store.Drops // of the unit, as listed before the realities
-	least  int         // that must be left
+	least  int         // how many available copies must remain
 
 	mu     sync.Mutex
 	now    store.Drops
-	relied []store.Reported      // copies of different pods that counted, the newest report first
-	taken  map[pod.Identity]bool // of these, by batches that have landed or may
+	relied []store.Reported      // available copies, one of each pod, the newest report first
+	taken  map[pod.Identity]bool // available pods that landed batches, or batches that may land, stop or move
 }
 
-// newMinimum begins a pass that has listed drops and then read which copies count, one of each pod.
-func newMinimum(drops store.Drops, counting []store.Reported, least int) *minimum {
-	slices.SortFunc(counting, func(a, b store.Reported) int { return cmp.Compare(b.Index, a.Index) })
-	return &minimum{before: drops, now: drops, least: least, relied: counting, taken: map[pod.Identity]bool{}}
+// newMinimum needs drops that were listed before available was read. available has one copy of each pod.
+func newMinimum(drops store.Drops, available []store.Reported, least int) *minimum {
+	slices.SortFunc(available, func(a, b store.Reported) int { return cmp.Compare(b.Index, a.Index) })
+	return &minimum{before: drops, now: drops, least: least, relied: available, taken: map[pod.Identity]bool{}}
 }
 
-// conditions are what must still be so when a batch lands.
 type conditions struct {
-	drops  store.Drops     // as listed last
-	newest *store.Reported // of what is relied on; nil: nothing is
+	drops  store.Drops     // no drop since this list
+	newest *store.Reported // this report is unchanged; nil: the batch relies on none
 }
 
-// admit returns the conditions of a batch that takes pods which counted, or false when the minimum might not be left. A batch that
-// was admitted and did not land must be withdrawn.
+// admit returns the conditions of a batch that stops available pods, or false if too few might remain. If the batch
+// does not land, the caller must withdraw it.
 func (m *minimum) admit(takes []pod.Identity) (conditions, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -53,15 +53,15 @@ func (m *minimum) admit(takes []pod.Identity) (conditions, bool) {
 	return conditions{drops: m.now, newest: m.newestLeft()}, true
 }
 
-// newest returns what is relied on now and was reported last, nil for nothing.
+// newest returns the newest report that batches rely on; nil: there is none.
 func (m *minimum) newest() *store.Reported {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.newestLeft()
 }
 
-// newestLeft is newest for who holds the mutex. Whatever else is relied on was reported earlier: a store that went back and still has
-// this one has all.
+// newestLeft is newest for a caller that holds the mutex. One report is enough: if the store went back in time and
+// still has it, it has all older ones.
 func (m *minimum) newestLeft() *store.Reported {
 	i := slices.IndexFunc(m.relied, func(r store.Reported) bool { return !m.taken[r.Identity] })
 	if i < 0 {
@@ -71,7 +71,6 @@ func (m *minimum) newestLeft() *store.Reported {
 	return &newest
 }
 
-// withdraw says that a batch which was admitted has not landed and never will.
 func (m *minimum) withdraw(takes []pod.Identity) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,75 +79,73 @@ func (m *minimum) withdraw(takes []pod.Identity) {
 	}
 }
 
-// listed takes in drops that were listed later. Batches list side by side: with drops that are not the last ones a batch is refused.
+// listed records a later list of the drops. Batches list at the same time; Consul refuses a batch with an older list.
 func (m *minimum) listed(drops store.Drops) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.now = drops
 }
 
-// forgo gives a copy up whose reality is not as it was read: it is relied on no more, whatever became of it. A drop of it that
-// is counted, too, counts twice.
-func (m *minimum) forgo(r *store.Reported) {
+// exclude removes a copy whose reality has changed since it was read. If its drop is listed too, it is subtracted
+// twice, and the minimum is kept all the same.
+func (m *minimum) exclude(r *store.Reported) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.relied = slices.DeleteFunc(slices.Clone(m.relied), func(o store.Reported) bool { return o == *r })
 }
 
-// guardMinimum prepares what batches need that depend on the minimum. It reports whether the key of the unit's drops was missing and has been
-// made: what was read before says nothing then.
-func (ps *writer) guardMinimum(ctx context.Context, plan *reconcile.Plan) (made bool, err error) {
-	if len(plan.Counting) == 0 {
-		return false, nil
+// guardMinimum returns the minimum for the batches that depend on it; nil: none does. made means that it has made the
+// missing key of the unit's drops. Then the earlier reads prove nothing, and another pass must read again.
+func (p *pass) guardMinimum(ctx context.Context, plan *reconcile.Plan) (m *minimum, made bool, err error) {
+	if len(plan.Available) == 0 {
+		return nil, false, nil
 	}
-	counting := make([]store.Reported, len(plan.Counting))
-	for i, copied := range plan.Counting {
+	available := make([]store.Reported, len(plan.Available))
+	for i, copied := range plan.Available {
 		at := store.At(copied)
-		counting[i] = store.Reported{At: at, Index: ps.reports[at].Index}
+		available[i] = store.Reported{At: at, Index: p.traces.reports.copies[at].Index}
 	}
-	ps.minimum = newMinimum(ps.Drops, counting, plan.Minimum)
-	if ps.Drops.Index != 0 {
-		return false, nil
+	if p.Drops.Index == 0 {
+		p.traces.stale = true
+		return nil, true, p.kit.writes.MakeDrops(ctx, p.unit.id)
 	}
-	ps.stale = true
-	return true, ps.kit.writes.MakeDrops(ctx, ps.unit.id)
+	return newMinimum(p.Drops, available, plan.Minimum), false, nil
 }
 
-// dropTries is how often a batch is sent in a pass while pods drop.
 const dropTries = 10
 
-// errShort says that a batch was not sent because the minimum might not be left any more. What counts must be read again.
-var errShort = fmt.Errorf("%w: the minimum might not be left, as pods have dropped meanwhile", store.ErrRefused)
+// errBelowMinimum means that a batch was not sent. The next pass reads again which pods are available.
+var errBelowMinimum = fmt.Errorf("%w: the minimum might not remain, because pods have dropped", store.ErrRefused)
 
-// commitLeaving carries a batch out if that leaves the minimum.
-func (ps *writer) commitLeaving(ctx context.Context, b *batch) error {
+// commitAboveMinimum writes a batch, if it keeps the minimum.
+func (w *writer) commitAboveMinimum(ctx context.Context, b *batch) error {
 	if !b.relies {
 		b.Newest = nil
-		return ps.commit(ctx, b)
+		return w.commit(ctx, b)
 	}
 	var err error
 	for range dropTries {
-		cond, ok := ps.minimum.admit(b.takes)
+		cond, ok := w.minimum.admit(b.takes)
 		if !ok {
-			return cmp.Or(err, errShort)
+			return cmp.Or(err, errBelowMinimum)
 		}
 		b.Newest, b.DropsIndex = cond.newest, cond.drops.Index
-		err = ps.commit(ctx, b)
+		err = w.commit(ctx, b)
 		if err == nil || errors.Is(err, store.ErrUnknown) {
 			return err
 		}
-		ps.minimum.withdraw(b.takes)
+		w.minimum.withdraw(b.takes)
 		switch {
 		case errors.Is(err, store.ErrReported):
-			ps.minimum.forgo(cond.newest)
+			w.minimum.exclude(cond.newest)
 		case !errors.Is(err, store.ErrDropped):
 			return err
 		}
-		drops, listErr := ps.kit.reads.DropsOf(ctx, ps.unit.id)
+		drops, listErr := w.kit.reads.DropsOf(ctx, w.unit)
 		if listErr != nil {
 			return errors.Join(err, listErr)
 		}
-		ps.minimum.listed(drops)
+		w.minimum.listed(drops)
 	}
 	return err
 }

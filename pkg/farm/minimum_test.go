@@ -18,12 +18,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// minimum is desired as rcctl would say it: so many replicas, of which at least so many stay available.
+// minimum sets how many replicas there are, and how many of them stay available, as rcctl does.
 func minimum(replicas, least int) func(*rc.RC) {
 	return func(r *rc.RC) { r.ReplicaGroups[0].Count, r.MinAvailable = &replicas, &least }
 }
 
-// stops returns the replicas that a batch asks to stop.
+// stops returns the replicas that a batch stops.
 func stops(b *store.Batch) (ids []pod.Identity) {
 	for _, w := range b.Pods {
 		if w.Placement != nil && w.Placement.RunState == pod.Stopped {
@@ -33,8 +33,8 @@ func stops(b *store.Batch) (ids []pod.Identity) {
 	return ids
 }
 
-// amend changes what a node reports of a replica that is placed, and returns when that is reported, or that it
-// has stopped.
+// amend changes what a node reports of a placed replica. It returns when the node has reported this, or when the
+// replica has stopped.
 func (c *cluster) amend(id pod.Identity, state pod.State, available bool) {
 	recs, _, err := c.store.Pods.List(context.Background(), store.Consistent, id.RCID)
 	if err != nil {
@@ -43,25 +43,26 @@ func (c *cluster) amend(id pod.Identity, state pod.State, available bool) {
 	}
 	i := slices.IndexFunc(recs, func(rec store.Rec[pod.Placement]) bool { return rec.Value.Identity == id })
 	if i < 0 {
-		return // it has gone meanwhile
+		return // the replica is gone by now
 	}
 	at := store.At{Node: recs[i].Value.Node, Identity: id}
 	c.mu.Lock()
 	n := c.nodes[at.Node]
 	c.mu.Unlock()
 	if !n.Amend(id, recs[i].Value.Revision, state, available) {
-		return // it was told something else meanwhile
+		return // the replica has another intent by now
 	}
 	consultest.Eventually(c.t, soon, func() error {
-		got, _, err := c.store.RealitiesAt(context.Background(), []store.At{at}, true)
-		if r, there := got[at]; err == nil && there && r.State != pod.StateStopped && (r.State != state || r.Available != available) {
+		got, _, err := c.store.RealitiesAt(context.Background(), []store.At{at}, store.Consistent)
+		if r, there := got[at]; err == nil && there && r.State != pod.StateStopped &&
+			(r.State != state || r.Available != available) {
 			err = fmt.Errorf("%s is reported as %s", id, r.State)
 		}
 		return err
 	})
 }
 
-// sick makes replicas from an index on never available.
+// sick makes the replicas from an index on never available.
 func sick(from int) func(pod.Intent) pod.Reality {
 	return func(in pod.Intent) pod.Reality {
 		r := simnode.Obey(in)
@@ -74,7 +75,7 @@ func sick(from int) func(pod.Intent) pod.Reality {
 
 func replica(index int) pod.Identity { return pod.Identity{RCID: "web", Role: "main", Index: index} }
 
-// placed waits until so many replicas are reported, in whatever state.
+// placed waits until n replicas are reported, in any state.
 func (c *cluster) placed(n int) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -86,9 +87,9 @@ func (c *cluster) placed(n int) {
 	})
 }
 
-// A replica crashes again and again, and something is reported of it between any two steps of its owner. That drops nothing, and
-// holds nobody up.
-func TestReportsThatDropNothingHoldNothingUp(t *testing.T) {
+// A replica crashes again and again, so that a report arrives between any two steps of its owner. These reports are no
+// drops, so they do not delay the owner.
+func TestReportsWithoutADropDelayNoStop(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for _, name := range []string{"n1", "n2"} {
@@ -114,8 +115,8 @@ func TestReportsThatDropNothingHoldNothingUp(t *testing.T) {
 	c.converged("web", 6)
 }
 
-// One replica of four may go, and another falls before the batch that takes it lands. Then none may: not by that batch, however
-// often it is sent, and not by a later pass, until it is up again.
+// One replica of four may stop, but another one drops before the batch of the stop lands. Then no available replica may
+// stop until the dropped replica is available again: neither by the same batch, sent again, nor by a later pass.
 func TestADropCountsAgainstTheMinimum(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -142,20 +143,21 @@ func TestADropCountsAgainstTheMinimum(t *testing.T) {
 	c.converged("web", 4)
 	c.apply("web", testManifest("web", 0), minimum(3, 3))
 	<-tried
-	// The one that fell is not available: it may go, and it is the first.
+	// The dropped replica is the first one. It is not available, so it may stop.
 	c.converged("web", 3)
 	if got := c.running("web"); got[replica(0)] != nil {
-		t.Errorf("%v run on, of which the first had fallen", got)
+		t.Errorf("%v run on, of which the first had dropped", got)
 	}
 	mu.Lock()
 	defer mu.Unlock()
 	if len(taken) != 2 || taken[0] == replica(0) || taken[1] != replica(0) {
-		t.Errorf("stops were tried of %v; want one, which does not land, and that of the first", taken)
+		t.Errorf("stops were sent for %v; want one that does not land, and that of the first", taken)
 	}
 }
 
-// While enough are left a batch that is refused because a replica has fallen is sent again: nothing but the drops is read.
-func TestABatchIsSentAgainWhileTheMinimumIsLeft(t *testing.T) {
+// If a batch is refused because a replica has dropped, and enough replicas remain, the batch is sent again. Before
+// that, the owner reads only the drops.
+func TestABatchIsSentAgainWhileTheMinimumRemains(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -184,21 +186,24 @@ func TestABatchIsSentAgainWhileTheMinimumIsLeft(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if len(sent) != 3 || sent[0] != sent[1] || sent[1] != sent[2] {
-		t.Errorf("sent were %v, want one three times", sent)
+		t.Errorf("these were sent: %v; want one three times", sent)
 	}
 }
 
-// The drops decide. Where their key is missing it is made.
-func TestWhatTheMinimumDependsOn(t *testing.T) {
+// Each stop depends on the drops. If their key is missing, the owner makes it.
+func TestTheMinimumDependsOnTheDrops(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ missing bool }{"drops": {}, "missing": {missing: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			client, st := c.connect()
-			fleet := &simnode.Fleet{Name: "n", Size: 2, Client: client, Store: st, TTL: ttl, StartTime: time.Millisecond, Prepare: func(_ int, n *node.Node) {
-				n.Capacity.Slots = 2
-			}}
+			fleet := &simnode.Fleet{
+				Name: "n", Size: 2, Client: client, Store: st, TTL: ttl,
+				StartTime: time.Millisecond, Prepare: func(_ int, n *node.Node) {
+					n.Capacity.Slots = 2
+				},
+			}
 			c.background(fleet.Run)
 			var mu sync.Mutex
 			var wrong error
@@ -227,7 +232,8 @@ func TestWhatTheMinimumDependsOn(t *testing.T) {
 			c.apply("web", testManifest("web", 0), minimum(4, 1))
 			available(4)
 			if tt.missing {
-				if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Drops.Key("web"))}); err != nil {
+				if _, err := c.client.Commit(t.Context(),
+					[]consul.Op{consul.Delete(c.store.Keys().Drops.Key("web"))}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -246,7 +252,7 @@ func TestWhatTheMinimumDependsOn(t *testing.T) {
 	}
 }
 
-// gone deletes a controller and waits until nothing of its drops is left.
+// gone deletes a controller and waits until its drops are removed.
 func (c *cluster) gone(t *testing.T, id string) {
 	t.Helper()
 	now := time.Now()
@@ -256,7 +262,7 @@ func (c *cluster) gone(t *testing.T, id string) {
 		if errors.Is(err, store.ErrNotFound) {
 			return nil
 		}
-		return errors.Join(errors.New("it is there"), err)
+		return errors.Join(errors.New("the drops are still there"), err)
 	})
 	if left, err := c.client.Keys(t.Context(), c.store.Keys().Drops.Key()); err != nil || len(left) > 0 {
 		t.Errorf("left are %v: %v", left, err)

@@ -19,15 +19,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// modeModel changes a controller between counts and a pod on each node, as an owner does: passes decide, then the
-// rollout. Nodes do what they are told, some at once and some later.
+// modeModel changes a controller between a count and each-node mode, as an owner does: passes decide, then the rollout.
+// Nodes obey, some at once and some later.
 type modeModel struct {
 	t     *rapid.T
 	s     reconcile.Snapshot
 	rec   *rollout.Record
 	sick  bool // the new manifest never becomes available
 	full  map[string]bool
-	slow  map[int64]int // looks that pods of a revision took to start
+	slow  map[int64]int // by revision: how many looks its pods have taken to start
 	trace []string
 	end   rollout.State
 }
@@ -53,24 +53,34 @@ func newModeModel(t *rapid.T, nodes int) *modeModel {
 
 func (m *modeModel) join() {
 	name := fmt.Sprintf("n%d", len(m.s.Nodes))
-	m.s.Nodes[name] = &node.View{Node: node.Node{Name: name, Epoch: "e", Capacity: node.Capacity{Slots: 99}}, Alive: true}
+	m.s.Nodes[name] = &node.View{
+		Node:  node.Node{Name: name, Epoch: "e", Capacity: node.Capacity{Slots: 99}},
+		Alive: true,
+	}
 }
 
 // place runs a pod that is available.
 func (m *modeModel) place(role string, index int, on string) {
 	id := pod.Identity{RCID: modelRC, Role: role, Index: index}
 	m.s.Pods = append(m.s.Pods, reconcile.Pod{
-		Placement: pod.Placement{Identity: id, Node: on, PodID: "p", Digest: "m1", RunState: pod.Running, Revision: 1, ChangedAt: m.s.Now},
-		Reality:   &pod.Reality{Identity: id, Node: on, Digest: "m1", Revision: 1, State: pod.StateReady, Available: true},
+		Placement: pod.Placement{
+			Identity: id, Node: on, PodID: "p", Digest: "m1", RunState: pod.Running, Revision: 1,
+			ChangedAt: m.s.Now,
+		},
+		Reality: &pod.Reality{
+			Identity: id, Node: on, Digest: "m1", Revision: 1, State: pod.StateReady,
+			Available: true,
+		},
 	})
 }
 
-// begin starts the change, in place of one that is under way.
+// begin starts the change, or replaces the one under way.
 func (m *modeModel) begin(next rc.RC, step int) {
 	st := m.pass()
 	next.Generation++
 	s := rollout.Start{
-		ID: "R", Service: "web", By: "ann", Now: m.s.Now, Epoch: "e", New: next, Old: []rollout.Seen{{RC: m.s.RC, Status: st}}, InEffect: 1,
+		ID: "R", Service: "web", By: "ann", Now: m.s.Now, Epoch: "e", New: next,
+		Old: []rollout.Seen{{RC: m.s.RC, Status: st}}, InEffect: 1,
 		Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: &rollout.Amount{N: step}},
 	}
 	var started rollout.Started
@@ -91,7 +101,7 @@ func (m *modeModel) scale(n int) {
 	m.started(started, err)
 }
 
-// forth is what the change leads to, once more.
+// forth returns the record to which the change leads.
 func (m *modeModel) forth(next rc.RC) rc.RC {
 	next.Generation = m.s.RC.Generation
 	if next.Mode == "" {
@@ -115,15 +125,13 @@ func (m *modeModel) started(started rollout.Started, err error) {
 	}
 }
 
-// pass decides about pods, and does it.
+// pass decides about pods, and carries the plan out.
 func (m *modeModel) pass() *rc.Status {
 	m.s.Manifest = m.s.Manifests[m.s.RC.ManifestDigest]
 	given := m.s.RC
-	s := m.s
-	s.Pods = slices.Clone(m.s.Pods)
-	plan := reconcile.Compute(&s)
-	wanted, each := s.WantedNodes()
-	placer := reconcile.NewPlacer(&s)
+	plan := reconcile.Compute(&m.s)
+	wanted, each := plan.WantedNodes()
+	placer := plan.Placer()
 	var left []pod.Identity
 	for _, id := range plan.Adds {
 		if !each {
@@ -139,15 +147,16 @@ func (m *modeModel) pass() *rc.Status {
 			wanted = slices.Delete(slices.Clone(wanted), i, i+1)
 		}
 	}
-	plan.Short(&s, left, "resources", time.Second)
+	plan.SetUnplaced(left, "resources", time.Second)
 	had := len(m.s.Pods)
 	for i := range plan.Changes {
 		m.apply(&plan.Changes[i])
 	}
 	if n := len(m.s.Pods); !each && n > max(had, given.Desired()+given.Surge()) {
-		m.t.Fatalf("%d pods of %d, %d more than that\n%s", n, given.Desired(), given.Surge(), strings.Join(m.trace, "\n"))
+		m.t.Fatalf("%d pods of %d, %d more than that\n%s", n, given.Desired(), given.Surge(),
+			strings.Join(m.trace, "\n"))
 	}
-	m.s.RC, m.s.Previous = given, &plan.Status
+	m.s.Previous = &plan.Status
 	return &plan.Status
 }
 
@@ -177,18 +186,24 @@ func (m *modeModel) apply(ch *reconcile.Change) {
 	}
 }
 
-// nodes do some of what they are told.
+// nodes carries out some of the intents.
 func (m *modeModel) nodes() {
 	for i := range m.s.Pods {
 		p := &m.s.Pods[i]
-		r := pod.Reality{Identity: p.Identity, Node: p.Node, Digest: p.Digest, Revision: p.Revision, State: pod.StateReady, Available: true}
+		r := pod.Reality{
+			Identity: p.Identity, Node: p.Node, Digest: p.Digest, Revision: p.Revision,
+			State: pod.StateReady, Available: true,
+		}
 		switch {
-		case p.Reality != nil && p.Reality.Digest == p.Digest && p.Reality.Revision == p.Revision && p.Reality.Available:
+		case p.Reality != nil && p.Reality.Digest == p.Digest && p.Reality.Revision == p.Revision &&
+			p.Reality.Available:
 			continue
-		case p.RunState == pod.Running && p.Reality != nil && p.Reality.Digest == p.Digest && p.Reality.Available: // nothing restarts
+		// nothing restarts
+		case p.RunState == pod.Running && p.Reality != nil && p.Reality.Digest == p.Digest && p.Reality.Available:
 		case p.RunState == pod.Stopped:
 			r.State, r.Available = pod.StateStopped, false
-		case m.sick && p.Digest == "m2", m.slow[p.Placement.Revision] < 5 && rapid.IntRange(0, 2).Draw(m.t, "slow") == 0:
+		case m.sick && p.Digest == "m2", m.slow[p.Placement.Revision] < 5 &&
+			rapid.IntRange(0, 2).Draw(m.t, "slow") == 0:
 			m.slow[p.Placement.Revision]++
 			r.State, r.Available = pod.StateUnhealthy, false
 		}
@@ -222,7 +237,7 @@ func (m *modeModel) look() {
 	}
 }
 
-// serving counts the pods that serve, and those that are to run what is asked for now and do not.
+// serving counts the pods that are available, and the other pods that should run the present manifest.
 func (m *modeModel) serving() (serve, not int) {
 	for i := range m.s.Pods {
 		p := &m.s.Pods[i]
@@ -237,8 +252,8 @@ func (m *modeModel) serving() (serve, not int) {
 	return serve, not
 }
 
-// Whatever the nodes have, a change between counts and a pod on each node ends, keeps the minimum, and never has more
-// pods that do not serve than a stage brings; a version that does not serve goes back to what was.
+// With any nodes, a change between a count and each-node mode ends and keeps the minimum. It never has more unavailable
+// pods than a stage brings. A version that does not become available is rolled back.
 func TestChangesOfModeGoInStages(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -247,7 +262,7 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 		m := newModeModel(t, nodes)
 		toEach := rapid.Bool().Draw(t, "to each node")
 		role := "main"
-		if toEach { // others do not go in stages on the way back
+		if toEach { // other changes do not go in stages on the way back
 			role = rapid.SampledFrom([]string{"main", "main", "side"}).Draw(t, "role")
 		}
 		groups := []rc.ReplicaGroup{{Role: role, Count: &counts}}
@@ -281,10 +296,11 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 		least, joins := min(had, has)-1, rapid.IntRange(0, 40).Draw(t, "joins")
 		for look := 0; m.rec != nil || look < 20; look++ {
 			if look > 300 && slices.Contains(slices.Collect(maps.Values(m.full)), true) {
-				return // the minimum counts nodes without room, too, and may keep pods as and where they are
+				return // the minimum includes nodes without capacity, so it may keep the pods unchanged
 			}
 			if look > 3000 {
-				t.Fatalf("it does not end: %+v\n%+v\n%+v\n%s", m.rec, m.s.RC.InPlace, m.s.Previous, strings.Join(m.trace, "\n"))
+				t.Fatalf("the change does not end: %+v\n%+v\n%+v\n%s", m.rec, m.s.RC.InPlace, m.s.Previous,
+					strings.Join(m.trace, "\n"))
 			}
 			if look == joins && toEach {
 				m.join()
@@ -304,7 +320,9 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 					has = rapid.IntRange(1, 9).Draw(t, "scaled")
 					least = min(least, has-1)
 					m.scale(has)
-				case turn == "back" && m.rec.State == rollout.Progressing && verb == "" && !m.sick && role == rc.DefaultRole: // others do not come in stages
+				// other changes do not come in stages
+				case turn == "back" && m.rec.State == rollout.Progressing && verb == "" && !m.sick &&
+					role == rc.DefaultRole:
 					returned = true
 					back := before
 					back.Generation = m.s.RC.Generation
@@ -321,7 +339,8 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 			serve, not := m.serving()
 			progressing := m.rec != nil && m.rec.State == rollout.Progressing
 			if serve < least || progressing && not > step {
-				t.Fatalf("%d serve, at least %d must; %d do not, at most %d may\n%s", serve, least, not, step, strings.Join(m.trace, "\n"))
+				t.Fatalf("%d serve, at least %d must; %d do not, at most %d may\n%s", serve, least, not, step,
+					strings.Join(m.trace, "\n"))
 			}
 		}
 		for range 60 {
@@ -342,13 +361,15 @@ func TestChangesOfModeGoInStages(t *testing.T) {
 		switch {
 		case returned:
 			pods = had
-		case aborted: // nobody knows the former mode any more
+		case aborted: // the former mode is not known any more
 			before.Mode = next.Mode
 		case want == rollout.Failed:
 			pods = had
 		}
-		if m.end != want || m.s.RC.InPlace != nil || serve != pods || not != 0 || want == rollout.Failed && (m.s.RC.Mode != before.Mode || m.s.RC.ManifestDigest != "m1") {
-			t.Fatalf("%s: %d serve of %d, %d do not: %+v\n%s", m.end, serve, pods, not, m.s.RC, strings.Join(m.trace, "\n"))
+		if m.end != want || m.s.RC.InPlace != nil || serve != pods || not != 0 || want == rollout.Failed &&
+			(m.s.RC.Mode != before.Mode || m.s.RC.ManifestDigest != "m1") {
+			t.Fatalf("%s: %d serve of %d, %d do not: %+v\n%s", m.end, serve, pods, not, m.s.RC,
+				strings.Join(m.trace, "\n"))
 		}
 		if !m.s.Previous.Is(rc.Converged) || m.s.Previous.Desired != pods {
 			t.Fatalf("the status is %+v", m.s.Previous)

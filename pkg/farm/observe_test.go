@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
@@ -25,8 +24,8 @@ import (
 
 // recorder is an alerter that remembers.
 type recorder struct {
-	mu   sync.Mutex
-	said []string
+	mu     sync.Mutex
+	alerts []string
 }
 
 func (r *recorder) Raise(_ context.Context, in alert.Incident) bool { return r.add("raise " + in.Key) }
@@ -37,23 +36,26 @@ func (r *recorder) Resolve(_ context.Context, in alert.Incident) bool {
 func (r *recorder) add(line string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.said = append(r.said, line)
+	r.alerts = append(r.alerts, line)
 	return true
 }
 
-// about returns what was said about incidents of one type. On a busy machine a node may be lost for a moment as well.
+// about returns the alerts of one incident type. On a busy machine a node may also be lost for a moment.
 func (r *recorder) about(incident string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(r.said), func(line string) bool { return !strings.Contains(line, "/"+incident+"/") })
+	return slices.DeleteFunc(slices.Clone(r.alerts),
+		func(line string) bool { return !strings.Contains(line, "/"+incident+"/") })
 }
 
-// watchedFarm is a farm that counts and alerts.
+// watchedFarm is a farm with metrics and alerts.
 func (c *cluster) watchedFarm(id string, alerter alert.Alerter) (reg *prometheus.Registry, stop func()) {
 	return c.farmWith(id, alerter, func(s farm.Session) farm.Session { return s })
 }
 
-func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Session) farm.Session) (reg *prometheus.Registry, stop func()) {
+func (c *cluster) farmWith(id string, alerter alert.Alerter,
+	wrap func(farm.Session) farm.Session,
+) (reg *prometheus.Registry, stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
@@ -61,15 +63,16 @@ func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Sess
 	client, st := c.connect()
 	reg = prometheus.NewRegistry()
 	metrics := farm.NewMetrics(reg)
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	cfg := c.session("farm", id)
 	stop = c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			f := farm.NewFarm(farm.Config{
-				ID: id, Store: wrap(st.FarmSession(s, id)), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second,
-				Metrics: metrics, Alerter: alerter, Address: "127.0.0.1:7460",
+				ID: id, Store: wrap(st.FarmSession(s, id)), Log: log, TTL: 500 * time.Millisecond,
+				SweepEvery: time.Second,
+				Metrics:    metrics, Alerter: alerter, Address: "127.0.0.1:7460",
 			})
 			if f.Ready() == nil {
-				c.t.Error("ready before it has seen anything")
+				c.t.Error("the farm is ready before it has seen anything")
 			}
 			return startAndLead(ctx, client, st, s, id, f)
 		})
@@ -77,7 +80,7 @@ func (c *cluster) farmWith(id string, alerter alert.Alerter, wrap func(farm.Sess
 	return reg, stop
 }
 
-// metric waits until a metric, with one label value where it has labels, satisfies the condition.
+// metric waits until a metric, with one label value if it has labels, satisfies the condition.
 func metric(t *testing.T, reg *prometheus.Registry, name, label string, good func(float64) bool) {
 	t.Helper()
 	consultest.Eventually(t, soon, func() error {
@@ -136,7 +139,7 @@ func TestAFarmCountsWhatItDoes(t *testing.T) {
 	metric(t, reg, "rcfarm_farm_passes_total", "ok", positive)
 	metric(t, reg, "rcfarm_farm_batches_total", "committed", positive)
 
-	// A record that cannot be read counts for as long as it is there, and keeps nothing else from being done.
+	// An unreadable record is counted while it is there, and delays nothing else.
 	broken := c.store.Keys().NodeOps.Key("n9")
 	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(broken, []byte("{"))}); err != nil {
 		t.Fatal(err)
@@ -157,40 +160,42 @@ func TestAFarmCountsWhatItDoes(t *testing.T) {
 	}
 }
 
-// An incident is raised once, by whichever farm, and resolved once.
+// An incident is raised once and resolved once, even if different farms do it.
 func TestAlertsSurviveTheFarm(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	var said recorder
+	var alerts recorder
 	c.node("n1", nil, nil)
-	_, stop := c.watchedFarm("f1", &said)
+	_, stop := c.watchedFarm("f1", &alerts)
 	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { r.NodeSelector = "rack=none"; replicas(2)(r) })
 	consultest.Eventually(t, soon, func() error {
-		if len(said.about("InsufficientNodes")) == 0 {
+		if len(alerts.about("InsufficientNodes")) == 0 {
 			return errors.New("nothing was raised")
 		}
 		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(st.Value.Incidents, func(i rc.Incident) bool { return i.Type == rc.InsufficientNodes && i.AlertedAt != nil }) {
+		if !slices.ContainsFunc(st.Value.Incidents, func(i rc.Incident) bool {
+			return i.Type == rc.InsufficientNodes && i.AlertedAt != nil
+		}) {
 			return fmt.Errorf("incidents %+v", st.Value.Incidents)
 		}
 		return nil
 	})
 	stop()
-	reg, _ := c.watchedFarm("f2", &said)
+	reg, _ := c.watchedFarm("f2", &alerts)
 	metric(t, reg, "rcfarm_farm_alerts_active", "InsufficientNodes", is(1))
 	c.apply("web", testManifest("web", 8080), replicas(0))
 	consultest.Eventually(t, soon, func() error {
-		if n := len(said.about("InsufficientNodes")); n < 2 {
+		if n := len(alerts.about("InsufficientNodes")); n < 2 {
 			return fmt.Errorf("%d lines", n)
 		}
 		return nil
 	})
 	metric(t, reg, "rcfarm_farm_alerts_active", "InsufficientNodes", is(0))
-	if got := said.about("InsufficientNodes"); len(got) != 2 || got[1] != "resolve "+got[0][len("raise "):] {
-		t.Errorf("said %v", got)
+	if got := alerts.about("InsufficientNodes"); len(got) != 2 || got[1] != "resolve "+got[0][len("raise "):] {
+		t.Errorf("alerts: %v", got)
 	}
 }
 
@@ -204,22 +209,23 @@ func TestMetricNames(t *testing.T) {
 	}
 }
 
-// shy is a store under which nothing can be claimed, as if every controller were another farm's to take.
+// shy is a store under which no claim works, as if another farm should own every controller.
 type shy struct{ farm.Session }
 
 func (shy) Claim(context.Context, string) (store.Claimed, error) {
 	return store.Claimed{}, errors.New("not mine")
 }
 
-// A controller without an owner is counted and said to be so, by the leader; the owner that comes says the opposite.
+// The leader counts a controller without an owner, and writes this into its status. The next owner removes this from
+// the status.
 func TestUnclaimedControllersAreReported(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
 	c.apply("web", testManifest("web", 8080), replicas(1))
-	var said recorder
+	var alerts recorder
 	began := time.Now()
-	reg, _ := c.farmWith("f1", &said, func(s farm.Session) farm.Session { return shy{s} })
+	reg, _ := c.farmWith("f1", &alerts, func(s farm.Session) farm.Session { return shy{s} })
 	metric(t, reg, "rcfarm_farm_unclaimed_rcs", "", is(1))
 	reported := func(want bool) {
 		t.Helper()
@@ -236,12 +242,12 @@ func TestUnclaimedControllersAreReported(t *testing.T) {
 	c.converged("web", 1)
 	reported(false)
 	metric(t, reg, "rcfarm_farm_unclaimed_rcs", "", is(0))
-	if got := said.about("Unclaimed"); len(got) != 0 && time.Since(began) < soon/2 {
-		t.Errorf("it mended itself in time: %v", got)
+	if got := alerts.about("Unclaimed"); len(got) != 0 && time.Since(began) < soon/2 {
+		t.Errorf("alerts although an owner came in time: %v", got)
 	}
 }
 
-// A manifest that nobody can read is said in the status and raised.
+// A manifest that cannot be read is reported in the status, and raises an incident.
 func TestAnUnreadableManifestIsAnIncident(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -252,14 +258,15 @@ func TestAnUnreadableManifestIsAnIncident(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Set(c.store.Keys().Manifests.Key(digestOf(canonical)), []byte("{"))}); err != nil {
+	if _, err := c.client.Commit(t.Context(),
+		[]consul.Op{consul.Set(c.store.Keys().Manifests.Key(digestOf(canonical)), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
-	var said recorder
-	c.watchedFarm("f1", &said)
+	var alerts recorder
+	c.watchedFarm("f1", &alerts)
 	consultest.Eventually(t, soon, func() error {
-		if got := said.about("Unreadable"); len(got) != 1 {
-			return fmt.Errorf("said %v", got)
+		if got := alerts.about("Unreadable"); len(got) != 1 {
+			return fmt.Errorf("alerts: %v", got)
 		}
 		return nil
 	})
@@ -267,35 +274,36 @@ func TestAnUnreadableManifestIsAnIncident(t *testing.T) {
 	c.converged("web", 1)
 	consultest.Eventually(t, soon, func() error {
 		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
-		if err != nil || st.Value.Is(rc.Unreadable) || len(st.Value.Incidents) != 0 || len(said.about("Unreadable")) != 2 {
-			return fmt.Errorf("%+v, said %v, %w", st.Value, said.about("Unreadable"), err)
+		if err != nil || st.Value.Is(rc.Unreadable) || len(st.Value.Incidents) != 0 ||
+			len(alerts.about("Unreadable")) != 2 {
+			return fmt.Errorf("%+v, alerts %v, %w", st.Value, alerts.about("Unreadable"), err)
 		}
 		return nil
 	})
 }
 
-// What passes share and lose together is counted by kind from the start.
+// Failures of merged requests are counted by kind. The metrics exist from the start.
 func TestMergedFailuresAreCounted(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	var tell func(kind string, parts int)
+	var spoiled func(kind string, parts int)
 	reg, _ := c.farmWith("f1", &recorder{}, func(s farm.Session) farm.Session {
-		return &spied{Session: s, seen: func(f func(string, int)) { tell = f }}
+		return &spied{Session: s, seen: func(f func(string, int)) { spoiled = f }}
 	})
 	metric(t, reg, "rcfarm_farm_settled", "", is(1))
-	tell(store.SpoiledReads, 7)
-	tell(store.SpoiledWrites, 3)
-	metric(t, reg, "rcfarm_farm_merged_failures_total", store.SpoiledReads, is(7))
-	metric(t, reg, "rcfarm_farm_merged_failures_total", store.SpoiledWrites, is(3))
+	spoiled(store.FailedReads, 7)
+	spoiled(store.FailedWrites, 3)
+	metric(t, reg, "rcfarm_farm_merged_failures_total", store.FailedReads, is(7))
+	metric(t, reg, "rcfarm_farm_merged_failures_total", store.FailedWrites, is(3))
 }
 
-// spied shows what is to be told of shared requests that fail.
+// spied gives the test the function that gets failures of merged requests.
 type spied struct {
 	farm.Session
 	seen func(func(kind string, parts int))
 }
 
-func (s *spied) OnSpoiled(f func(kind string, parts int)) {
+func (s *spied) OnMergedFailure(f func(kind string, parts int)) {
 	s.seen(f)
-	s.Session.OnSpoiled(f)
+	s.Session.OnMergedFailure(f)
 }

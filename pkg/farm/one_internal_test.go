@@ -11,20 +11,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 )
 
-// Whoever complains never waits. Calls come one at a time, in order; where one does not return only so many errors
-// wait, and whatever a call does, others follow. None begins after the end.
-func TestComplaints(t *testing.T) {
+// A look that fails does not wait for the program's function. The calls come one after the other, in order. If a call
+// does not return, a bounded number of errors waits. The next calls follow even if a call panics or ends its goroutine.
+// No call begins after the end.
+func TestFailedLooksAreDelivered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var told []string
+		var calls []string
 		under := 0
 		goOn := make(chan struct{})
-		c := newComplaints(func(err error) {
+		c := newFailureQueue(func(err error) {
 			if under++; under > 1 {
-				t.Error("two calls at a time")
+				t.Error("two concurrent calls")
 			}
 			defer func() { under-- }()
-			switch told = append(told, err.Error()); err.Error() {
+			switch calls = append(calls, err.Error()); err.Error() {
 			case "blocks":
 				<-goOn
 			case "panics":
@@ -37,21 +38,22 @@ func TestComplaints(t *testing.T) {
 			c.add(errors.New(text))
 		}
 		synctest.Wait()
-		if want := []string{"first", "panics", "exits", "after"}; !slices.Equal(told, want) {
-			t.Fatalf("it was told %q, want %q", told, want)
+		if want := []string{"first", "panics", "exits", "after"}; !slices.Equal(calls, want) {
+			t.Fatalf("calls %q, want %q", calls, want)
 		}
-		told = nil
+		calls = nil
 		c.add(errors.New("blocks"))
 		synctest.Wait()
-		for i := range 2 * maxComplaints {
+		for i := range 2 * maxWaitingFailures {
 			c.add(fmt.Errorf("late %d", i))
 		}
 		close(goOn)
 		synctest.Wait()
-		if len(told) != 1+maxComplaints || told[1] != "late 0" || told[maxComplaints] != fmt.Sprintf("late %d", maxComplaints-1) {
-			t.Errorf("it was told %q", told)
+		if len(calls) != 1+maxWaitingFailures || calls[1] != "late 0" ||
+			calls[maxWaitingFailures] != fmt.Sprintf("late %d", maxWaitingFailures-1) {
+			t.Errorf("calls %q", calls)
 		}
-		told, goOn = nil, make(chan struct{})
+		calls, goOn = nil, make(chan struct{})
 		c.add(errors.New("blocks"))
 		synctest.Wait()
 		c.add(errors.New("waits"))
@@ -59,9 +61,9 @@ func TestComplaints(t *testing.T) {
 		c.add(errors.New("too late"))
 		close(goOn)
 		synctest.Wait()
-		if !slices.Equal(told, []string{"blocks"}) {
-			t.Errorf("after the end it was told %q", told)
+		if !slices.Equal(calls, []string{"blocks"}) {
+			t.Errorf("calls after the end: %q", calls)
 		}
-		(*complaints)(nil).add(errors.New("nobody is told"))
+		(*failureQueue)(nil).add(errors.New("there is no function"))
 	})
 }

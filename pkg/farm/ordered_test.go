@@ -18,8 +18,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// An ordered pod whose placement vanished runs on as its intent says. It gets its placement back where that is, also if its machine is lost by
-// then, and never a second copy.
+// An ordered pod whose placement was lost runs on by its intent. It gets its placement back on its node, even if the
+// machine is lost by then, and never a second copy.
 func TestAnOrderedPodWhosePlacementVanishedIsAdopted(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
@@ -41,7 +41,8 @@ func TestAnOrderedPodWhosePlacementVanishedIsAdopted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Pods.Key("db", "main.0"))}); err != nil {
+			if _, err := c.client.Commit(t.Context(),
+				[]consul.Op{consul.Delete(c.store.Keys().Pods.Key("db", "main.0"))}); err != nil {
 				t.Fatal(err)
 			}
 			c.farm("f2")
@@ -49,7 +50,8 @@ func TestAnOrderedPodWhosePlacementVanishedIsAdopted(t *testing.T) {
 				recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, "db")
 				if err == nil && len(recs) != 1 {
 					return fmt.Errorf("%d placements", len(recs))
-				} else if err == nil && (recs[0].Value.Node != "n0" || recs[0].Value.Revision <= before.Value.Revision) {
+				} else if err == nil &&
+					(recs[0].Value.Node != "n0" || recs[0].Value.Revision <= before.Value.Revision) {
 					t.Fatalf("%s", mustJSON(t, recs))
 				}
 				return err
@@ -58,9 +60,10 @@ func TestAnOrderedPodWhosePlacementVanishedIsAdopted(t *testing.T) {
 	}
 }
 
-// A node that is lost in the midst of an upgrade may run what it reported last: that manifest is read, too, also by a farm that has seen nothing
-// of the upgrade. Where it cannot be, the status says that, and not that it has no stop_after.
-func TestAnOrderedPodLostInMidUpgradeHasATime(t *testing.T) {
+// A node that is lost during an upgrade may run the manifest that it reported last. So the farm also reads this
+// manifest, even if it has not seen the upgrade. If the manifest cannot be read, the status reports this, and not a
+// missing stop_after.
+func TestAnOrderedPodLostInMidUpgradeHasAStopTime(t *testing.T) {
 	t.Parallel()
 	for _, readable := range []bool{true, false} {
 		t.Run(fmt.Sprintf("readable %t", readable), func(t *testing.T) {
@@ -77,12 +80,18 @@ func TestAnOrderedPodLostInMidUpgradeHasATime(t *testing.T) {
 			}
 			former := digestOf(canonical)
 			n := &simnode.Node{
-				Record: node.Node{Name: "n1", Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1", EnforcesStopAfter: true}, TTL: ttl,
+				Record: node.Node{
+					Name: "n1", Capacity: node.Capacity{Slots: 10}, Address: "127.0.0.1",
+					EnforcesStopAfter: true,
+				}, TTL: ttl,
 				React: func(in pod.Intent) pod.Reality {
 					if in.Digest == former {
 						return simnode.Obey(in)
 					}
-					r := simnode.Obey(pod.Intent{Identity: in.Identity, PodID: in.PodID, Digest: former, Revision: in.Revision - 1, State: pod.Running})
+					r := simnode.Obey(pod.Intent{
+						Identity: in.Identity, PodID: in.PodID, Digest: former,
+						Revision: in.Revision - 1, State: pod.Running,
+					})
 					r.Available = false
 					return r
 				},
@@ -111,7 +120,8 @@ func TestAnOrderedPodLostInMidUpgradeHasATime(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !readable {
-				if _, err := c.client.Commit(t.Context(), []consul.Op{consul.Delete(c.store.Keys().Manifests.Key(former))}); err != nil {
+				if _, err := c.client.Commit(t.Context(),
+					[]consul.Op{consul.Delete(c.store.Keys().Manifests.Key(former))}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -120,7 +130,9 @@ func TestAnOrderedPodLostInMidUpgradeHasATime(t *testing.T) {
 			second := &faulty{}
 			second.agents.Store(&failed)
 			c.faultyFarm("f2", second, nil)
-			want := map[bool]string{true: "counts as stopped at", false: "manifest " + former[:8] + ", which it may run, cannot be read"}[readable]
+			want := map[bool]string{
+				true: "counts as stopped at", false: "manifest " + former[:8] + ", which it may run, cannot be read",
+			}[readable]
 			c.awaits("db", want)
 			if err := c.store.FarmSession(&consul.Session{}, "f3").RenewEpoch(t.Context(), "", ""); err != nil {
 				t.Fatal(err)
@@ -130,7 +142,7 @@ func TestAnOrderedPodLostInMidUpgradeHasATime(t *testing.T) {
 	}
 }
 
-// awaits waits until the status says so of an ordered group.
+// awaits waits until the status of an ordered group has the given reason.
 func (c *cluster) awaits(id, want string) {
 	c.t.Helper()
 	c.statusOf(id, func(st *rc.Status) bool {
@@ -143,8 +155,8 @@ func (c *cluster) awaits(id, want string) {
 	})
 }
 
-// A controller that was made in this epoch, as its record says, cannot run on nodes that have been silent since. One whose record does not say so
-// waits for them, whatever its id.
+// If a controller's record has that it was made in this epoch, the controller cannot run on nodes that have been silent
+// since. If its record lacks this, the controller waits for these nodes, no matter which id it has.
 func TestAControllerOfThisEpochWaitsForNoSilentNode(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -18,43 +18,39 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// orphanList are the pods that a node runs without a matching intent, as read from the pages of one edition.
+// orphanList has the orphans of a node, as read from the pages of one edition.
 type orphanList struct {
 	edition string
 	orphans []pod.Orphan
-	refused []string // why others on the pages are left out
-	failed  string   // why the pages could not be read, if they were found unreadable since
+	refused []string // why other orphans on the pages are left out
+	failed  string   // why a later read of the pages failed; empty: it did not
 }
 
-// The pace at which pages are read that were not whole, or could not be read, and how many nodes' are read before what they
-// say is used.
 const (
-	orphansMin   = 100 * time.Millisecond
-	orphansMax   = 4 * time.Second
-	orphansBatch = 64
-	orphansReads = 4 // at once
+	orphansMin   = 100 * time.Millisecond // pause before incomplete or unreadable pages are read again
+	orphansMax   = 4 * time.Second        // the longest such pause, after many tries
+	orphansBatch = 64                     // nodes whose pages are read before the views are updated
+	orphansReads = 4                      // concurrent reads
 )
 
-// readOrphans keeps what nodes list as orphans in line with their records. Pages are read when a record says that they have
-// changed; nothing watches them.
-func (w *cache) readOrphans(ctx context.Context) error {
-	onError, good := w.reporter(ctx, "orphans")
-	gap, told := orphansMin, []string(nil)
+// readOrphans reads the pages of orphans when a node's record refers to another edition. No watch covers the pages.
+func (n *nodeViews) readOrphans(ctx context.Context, onError func(error), good func()) error {
+	gap, reported := orphansMin, []string(nil)
 	for {
-		names := w.unread()
+		names := n.unread()
 		for some := range slices.Chunk(names, orphansBatch) {
-			if err := w.readPages(ctx, some); err != nil {
+			if err := n.readPages(ctx, some); err != nil {
 				onError(err)
 			} else {
 				good()
 			}
 		}
-		told = w.sayRefused(told)
+		reported = n.reportRefused(reported)
 		again := gap
-		if len(w.unread()) == 0 {
+		if len(n.unread()) == 0 {
 			again, gap = idleLook, orphansMin
 		}
-		switch woken, err := wait.PauseUnless(ctx, w.orphansMoved, again); {
+		switch woken, err := wait.PauseUnless(ctx, n.orphansMoved, again); {
 		case err != nil:
 			return err
 		case woken:
@@ -65,31 +61,30 @@ func (w *cache) readOrphans(ctx context.Context) error {
 	}
 }
 
-// unread returns the living nodes whose records speak of pages that have not been read. Those that were read, and of
-// which some orphans are left out, stay as they are until their records lead to others.
-func (w *cache) unread() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// unread returns the living nodes whose records refer to another edition than the farm has read.
+func (n *nodeViews) unread() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	var names []string
-	for name, v := range w.views {
-		if v.Alive && v.OrphanPages != nil && v.OrphansUnread && w.listed[name].edition != v.OrphanPages.Edition {
+	for name, v := range n.views {
+		if v.Alive && v.OrphanPages != nil && v.OrphansUnread && n.listed[name].edition != v.OrphanPages.Edition {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// readPages reads the pages of some nodes and publishes what they say. Those that are not whole are left as they were.
-func (w *cache) readPages(ctx context.Context, names []string) error {
+// readPages reads the pages of some nodes and publishes the orphans on them. It skips incomplete pages.
+func (n *nodeViews) readPages(ctx context.Context, names []string) error {
 	var mu sync.Mutex
 	found, failed := map[string]orphanList{}, map[string]string{}
 	var group errgroup.Group
 	group.SetLimit(orphansReads)
 	for _, name := range names {
 		group.Go(func() error {
-			rec, complete, err := w.store.NodeOrphans(ctx, name)
+			rec, complete, err := n.store.NodeOrphans(ctx, name)
 			if errors.Is(err, store.ErrNotFound) || err == nil && (!complete || rec.Value.OrphanPages == nil) {
-				return nil // the record's watch tells
+				return nil // the watch of the record will show other pages
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -99,83 +94,89 @@ func (w *cache) readPages(ctx context.Context, names []string) error {
 			if err != nil {
 				return err
 			}
-			found[name] = orphanList{edition: rec.Value.OrphanPages.Edition, orphans: rec.Value.Orphans, refused: rec.Value.OrphansRefused}
+			found[name] = orphanList{
+				edition: rec.Value.OrphanPages.Edition, orphans: rec.Value.Orphans, refused: rec.Value.OrphansRefused,
+			}
 			return nil
 		})
 	}
 	err := group.Wait()
-	w.change(func() {
+	n.change(func() {
 		for name, l := range found {
-			w.listed[name] = l
-			delete(w.sources, name) // its view is to be made anew
+			n.listed[name] = l
+			delete(n.sources, name) // so that its view is made again
 		}
 		for name, why := range failed {
-			l := w.listed[name]
+			l := n.listed[name]
 			l.failed = why
-			w.listed[name] = l
+			n.listed[name] = l
 		}
 	})
 	return err
 }
 
-// sayRefused tells which nodes' lists cannot be used, or not as a whole, where that is not as it was told before.
-func (w *cache) sayRefused(before []string) (now []string) {
+// reportRefused reports the nodes whose lists the farm cannot use, or can use only in part, if they have changed.
+func (n *nodeViews) reportRefused(before []string) (now []string) {
 	var found []error
-	w.mu.Lock()
-	for _, name := range slices.Sorted(maps.Keys(w.listed)) {
-		l := w.listed[name]
+	n.mu.Lock()
+	for _, name := range slices.Sorted(maps.Keys(n.listed)) {
+		l := n.listed[name]
 		if why := l.trouble(); why != "" {
-			found, now = append(found, &store.CorruptError{Key: "orphans/" + name, Err: errors.New(why)}), append(now, name+why)
+			found = append(found, &store.CorruptError{Key: "orphans/" + name, Err: errors.New(why)})
+			now = append(now, name+why)
 		}
 	}
-	w.mu.Unlock()
+	n.mu.Unlock()
 	if slices.Equal(before, now) {
 		return before
 	}
-	w.emit(unreadableFound{"orphans", found})
+	n.emit(unreadableFound{"orphans", found})
 	for _, err := range found {
-		w.log.WithError(err).Error("not all is known that a node runs")
+		n.log.WithError(err).Error("the farm does not know all pods that a node runs")
 	}
 	return now
 }
 
-// trouble says what of a list cannot be used, and what helps; "" for nothing.
-func (l *orphanList) trouble() string {
-	const cure = "; farms with new records wait for the node before they add pods: start its preparer again, or remove its pages and do so (the node's record leads to them), or rcctl farm release-hold NODE"
+// trouble returns which part of a list cannot be used, and what helps; "": the whole list can be used.
+func (o *orphanList) trouble() string {
+	const cure = "; farms with new records wait for the node before they add pods: start its preparer again; " +
+		"if that does not help, remove its pages (the node's record refers to them) and start its preparer again, " +
+		"or run rcctl farm release-hold NODE"
 	switch {
-	case l.failed != "":
-		return l.failed + cure
-	case len(l.refused) > 0:
+	case o.failed != "":
+		return o.failed + cure
+	case len(o.refused) > 0:
 		const few = 3
-		return fmt.Sprintf("%s that the node lists are left out, because no farm could take them over: %s%s", field.Count(len(l.refused), "pod"), field.Few(l.refused, few, "; "), cure)
+		return fmt.Sprintf("%s that the node lists are left out, because no farm could adopt them: %s%s",
+			field.Count(len(o.refused), "pod"), field.Few(o.refused, few, "; "), cure)
 	default:
 		return ""
 	}
 }
 
-// orphansOn returns what a node runs without a matching intent, and whether its record speaks of another list than
-// that. A record that does not say, as of a preparer which has just begun, leaves what was said before. The caller holds the mutex.
-func (w *cache) orphansOn(record *node.Node) (orphans []pod.Orphan, unread bool) {
-	switch said := record.OrphanPages; {
-	case said == nil && record.Epoch == "" && len(record.Orphans) == 0:
-		return w.listed[record.Name].orphans, false
-	case said == nil: // of an older preparer
+// orphansOn returns the orphans of a node that the farm has read. unread means that the node may have others, too. A
+// preparer that has just started has no list in its record: the last list stays valid. The caller holds the mutex.
+func (n *nodeViews) orphansOn(record *node.Node) (orphans []pod.Orphan, unread bool) {
+	switch pages := record.OrphanPages; {
+	case pages == nil && record.Epoch == "" && len(record.Orphans) == 0:
+		return n.listed[record.Name].orphans, false
+	case pages == nil: // the record is of an older preparer
 		orphans, leftOut := node.FitOrphans(record.Orphans)
 		return orphans, record.OrphansLeftOut+leftOut > 0
-	case said.Count == 0:
+	case pages.Count == 0:
 		return nil, false
 	default:
-		l := w.listed[record.Name]
-		return l.orphans, l.edition != said.Edition || len(l.refused)+record.OrphansLeftOut > 0
+		l := n.listed[record.Name]
+		return l.orphans, l.edition != pages.Edition || len(l.refused)+record.OrphansLeftOut > 0
 	}
 }
 
-// forgetOrphans drops what nodes have listed that list nothing any more, or have no record. The caller holds the mutex.
-func (w *cache) forgetOrphans() {
-	for name := range w.listed {
-		v := w.views[name]
+// forgetOrphans drops lists that are not needed any more. The caller holds the mutex.
+func (n *nodeViews) forgetOrphans() {
+	for name := range n.listed {
+		v := n.views[name]
 		if v == nil || v.OrphanPages != nil && v.OrphanPages.Count == 0 || !v.OrphansUnread && len(v.Orphans) == 0 {
-			delete(w.listed, name)
+			delete(n.listed, name)
 		}
 	}
 }

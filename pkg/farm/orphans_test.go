@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A node that has echoed the epoch has not spoken before the pages are read that its record leads to: whatever keeps a farm
-// from that, nothing is placed beside what runs.
+// If a node has echoed the epoch, a farm takes the node to have spoken only after the farm has read the node's pages of
+// orphans. Until a farm can read them, it places no pod.
 func TestNothingIsPlacedBeforeTheOrphansAreRead(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -17,7 +17,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
@@ -32,7 +31,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// keeper is a scheduler of somebody else: it keeps books, and fails on demand. One replica takes a whole node.
+// keeper is an outside scheduler: it keeps books, and fails on demand. One replica takes a whole node.
 type keeper struct {
 	mu          sync.Mutex
 	allocations map[scheduler.Allocation]bool
@@ -41,15 +40,18 @@ type keeper struct {
 	failing     map[string]error
 	// answer, if set, replaces what AllocateNodes found.
 	answer   func(found []scheduler.Allocation) []scheduler.Allocation
-	eligible []string         // if set, what EligibleNodes answers
-	told     map[string]int64 // by role, the CPU that AllocateNodes was last told of
+	eligible []string         // if set, the answer of EligibleNodes
+	cpuAsked map[string]int64 // by role, the CPU in the last call of AllocateNodes
 }
 
 func newKeeper() *keeper {
-	return &keeper{allocations: map[scheduler.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{}, told: map[string]int64{}}
+	return &keeper{
+		allocations: map[scheduler.Allocation]bool{}, calls: map[string]int{}, failing: map[string]error{},
+		cpuAsked: map[string]int64{},
+	}
 }
 
-// called counts a call and returns the failure that is asked for.
+// called counts a call, and returns the failure that the test has set.
 func (k *keeper) called(what string) error {
 	k.calls[what]++
 	return k.failing[what]
@@ -91,7 +93,9 @@ func (k *keeper) of(rcID string) []scheduler.Allocation {
 	return all
 }
 
-func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *scheduler.View, wants []scheduler.Want) ([]scheduler.Allocation, error) {
+func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *scheduler.View,
+	wants []scheduler.Want,
+) ([]scheduler.Allocation, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := errors.Join(k.called("allocate"), k.in(o)); err != nil {
@@ -99,7 +103,7 @@ func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *schedule
 	}
 	var given []scheduler.Allocation
 	for _, w := range wants {
-		k.told[w.Pod.Role] = v.Ask().CPU
+		k.cpuAsked[w.Pod.Role] = v.Ask().CPU
 		if name := k.find(v, w); name != "" {
 			a := scheduler.Allocation{Pod: w.Pod, Node: name}
 			k.allocations[a] = true
@@ -160,15 +164,17 @@ func (k *keeper) count(call string) int {
 	return k.calls[call]
 }
 
-// teller is a recorder of reasons.
-type teller struct{ recorder }
+// reasonRecorder is a recorder of reasons.
+type reasonRecorder struct{ recorder }
 
-func (r *teller) Raise(_ context.Context, in alert.Incident) bool {
-	return r.add("raise " + in.Key + ": " + in.Reason)
+func (t *reasonRecorder) Raise(_ context.Context, in alert.Incident) bool {
+	return t.add("raise " + in.Key + ": " + in.Reason)
 }
 
-// bookedFarm is a farm whose scheduler is the keeper.
-func (c *cluster) bookedFarm(id string, k scheduler.Scheduler, alerter alert.Alerter, faults *faulty) (reg *prometheus.Registry, stop func()) {
+// bookedFarm runs a farm with the keeper as scheduler.
+func (c *cluster) bookedFarm(id string, k scheduler.Scheduler, alerter alert.Alerter,
+	faults *faulty,
+) (reg *prometheus.Registry, stop func()) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
@@ -176,7 +182,7 @@ func (c *cluster) bookedFarm(id string, k scheduler.Scheduler, alerter alert.Ale
 	client, st := c.connect()
 	reg = prometheus.NewRegistry()
 	metrics := farm.NewMetrics(reg)
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	cfg := c.session("farm", id)
 	stop = c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			faults.Session = st.FarmSession(s, id)
@@ -189,7 +195,7 @@ func (c *cluster) bookedFarm(id string, k scheduler.Scheduler, alerter alert.Ale
 	return reg, stop
 }
 
-// inBooks waits until the keeper's books show exactly the controller's placements.
+// inBooks waits until the keeper's books have exactly the controller's placements.
 func (c *cluster) inBooks(k *keeper, id string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -237,7 +243,8 @@ func (c *cluster) ring(id string) {
 	}
 }
 
-// Books and placements agree through scaling, a move and the end; while nothing happens the scheduler is not asked.
+// Books and placements agree through scaling, a move and the deletion. While nothing happens, the scheduler is not
+// asked.
 func TestAnOutsideSchedulersBooksFollow(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -276,7 +283,8 @@ func TestAnOutsideSchedulersBooksFollow(t *testing.T) {
 	c.inBooks(k, "web")
 }
 
-// An allocation that fails changes nothing, says why, and is tried again; so does a choice of nodes that fails.
+// An allocation that fails changes nothing. The status has the reason, and the farm tries again. The same holds if the
+// choice of nodes fails.
 func TestAFailingAllocationChangesNothing(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{"allocate", "eligible"} {
@@ -290,7 +298,7 @@ func TestAFailingAllocationChangesNothing(t *testing.T) {
 			c.apply("web", testManifest("web", 0), replicas(1))
 			c.condition("web", rc.SchedulerFailing, true, "1 of 1 replicas have no node: the scheduler: out of order")
 			if n := k.count(call); n < 3 || n > 30 {
-				t.Errorf("it was asked %d times, want three tries in each of a few passes", n)
+				t.Errorf("the scheduler was asked %d times, want three tries in each of a few passes", n)
 			}
 			metric(t, reg, "rcfarm_farm_scheduler_errors_total", call, positive)
 			placements, _, err := c.store.Pods.List(t.Context(), store.Consistent, "web")
@@ -306,15 +314,15 @@ func TestAFailingAllocationChangesNothing(t *testing.T) {
 	}
 }
 
-// A deallocation that fails on every try after a transfer leaves the placement as it is, raises one alert that names both
-// nodes, outlives the farm, and is done when the scheduler takes it.
-func TestAHalfDoneTransferIsToldOnceAndDoneLater(t *testing.T) {
+// After a transfer each deallocation fails. The placement stays as it is. One alert names both nodes. A new farm goes
+// on, and deallocates when the scheduler works again.
+func TestAHalfDoneTransferIsAlertedOnceAndDoneLater(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", map[string]string{"rack": "a"}, nil)
 	k := newKeeper()
-	var said teller
-	reg, stop := c.bookedFarm("f1", k, &said, &faulty{})
+	var alerts reasonRecorder
+	reg, stop := c.bookedFarm("f1", k, &alerts, &faulty{})
 	c.apply("web", testManifest("web", 8080), func(r *rc.RC) { r.NodeSelector = "rack=a"; replicas(1)(r) })
 	c.converged("web", 1)
 	k.set(func() { k.failing["deallocate"] = errors.New("try later") })
@@ -323,19 +331,19 @@ func TestAHalfDoneTransferIsToldOnceAndDoneLater(t *testing.T) {
 	const reason = "n1 is still allocated to main.0, which is on n2 now: the scheduler: try later"
 	c.condition("web", rc.BooksDiffer, true, reason)
 	metric(t, reg, "rcfarm_farm_alerts_active", "BooksDiffer", is(1))
-	c.alerted("web", rc.BooksDiffer) // before the farm ends: one that dies in between leaves it to its successor to tell again
+	c.alerted("web", rc.BooksDiffer) // before the farm ends, because otherwise its successor would alert again
 	c.converged("web", 1)
 	if on := fmt.Sprint(slices.Collect(maps.Values(c.running("web")))); on != "[[n2]]" {
 		t.Errorf("it runs on %s", on)
 	}
 	stop()
-	reg, _ = c.bookedFarm("f2", k, &said, &faulty{})
+	reg, _ = c.bookedFarm("f2", k, &alerts, &faulty{})
 	metric(t, reg, "rcfarm_farm_alerts_active", "BooksDiffer", is(1))
 	tried := k.count("deallocate")
 	c.ring("web")
 	consultest.Eventually(t, soon, func() error {
 		if k.count("deallocate") < tried+3 {
-			return errors.New("it was not tried again")
+			return errors.New("the deallocation was not tried again")
 		}
 		return nil
 	})
@@ -344,30 +352,33 @@ func TestAHalfDoneTransferIsToldOnceAndDoneLater(t *testing.T) {
 	c.inBooks(k, "web")
 	c.condition("web", rc.BooksDiffer, false, "")
 	consultest.Eventually(t, soon, func() error {
-		got := said.about("BooksDiffer")
+		got := alerts.about("BooksDiffer")
 		if len(got) < 2 {
-			return fmt.Errorf("said %v", got)
+			return fmt.Errorf("alerts: %v", got)
 		}
 		return nil
 	})
-	if got := said.about("BooksDiffer"); len(got) != 2 || !strings.HasSuffix(got[0], ": "+reason) || !strings.HasPrefix(got[1], "resolve ") {
-		t.Errorf("said %v", got)
+	if got := alerts.about("BooksDiffer"); len(got) != 2 || !strings.HasSuffix(got[0], ": "+reason) ||
+		!strings.HasPrefix(got[1], "resolve ") {
+		t.Errorf("alerts: %v", got)
 	}
 }
 
-// alerted waits until the status says that an incident was told.
+// alerted waits until the status has that people were alerted to an incident of this type.
 func (c *cluster) alerted(id string, t rc.ConditionType) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
 		st, err := c.store.Statuses.Get(c.t.Context(), store.Default, id)
-		if err != nil || !slices.ContainsFunc(st.Value.Incidents, func(i rc.Incident) bool { return i.Type == t && i.AlertedAt != nil }) {
+		if err != nil ||
+			!slices.ContainsFunc(st.Value.Incidents,
+				func(i rc.Incident) bool { return i.Type == t && i.AlertedAt != nil }) {
 			return fmt.Errorf("incidents %+v, %w", st.Value.Incidents, err)
 		}
 		return nil
 	})
 }
 
-// A controller whose books cannot be cleared is not forgotten.
+// A deleted controller keeps its records until its shares can be removed from the books.
 func TestADeletionWaitsForTheBooks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -388,7 +399,8 @@ func TestADeletionWaitsForTheBooks(t *testing.T) {
 	c.inBooks(k, "web")
 }
 
-// After a batch whose outcome is unknown nothing is given back before it is known, whether it had landed or not.
+// After a batch with an unknown outcome nothing is deallocated before the outcome is known, whether the batch has
+// landed or not.
 func TestAnUnknownOutcomeDeallocatesNothing(t *testing.T) {
 	t.Parallel()
 	for _, landed := range []bool{true, false} {
@@ -422,9 +434,9 @@ func TestAnUnknownOutcomeDeallocatesNothing(t *testing.T) {
 	}
 }
 
-// A farm that dies between an allocation and its placement leaves it to the next owner, who places the replica there, or
-// gives the share back if the replica is not wanted any more.
-func TestASuccessorFindsWhatWasOnlyAllocated(t *testing.T) {
+// If a farm dies between an allocation and its placement, the next owner places the replica there, or deallocates the
+// share if the replica is not wanted any more.
+func TestANewOwnerFindsAllocationsWithoutPlacements(t *testing.T) {
 	t.Parallel()
 	for _, wanted := range []int{0, 1} {
 		t.Run(fmt.Sprintf("wanted=%d", wanted), func(t *testing.T) {
@@ -435,7 +447,7 @@ func TestASuccessorFindsWhatWasOnlyAllocated(t *testing.T) {
 			k := newKeeper()
 			faults := &faulty{commit: func(b *store.Batch) error {
 				if len(b.Pods) > 0 {
-					return fmt.Errorf("dead: %w", store.ErrRefused) // nothing of it is written, ever
+					return fmt.Errorf("dead: %w", store.ErrRefused) // its batches never land
 				}
 				return nil
 			}}
@@ -467,15 +479,17 @@ func TestASuccessorFindsWhatWasOnlyAllocated(t *testing.T) {
 	}
 }
 
-// Names that no scheduler may answer are ignored and counted, and what was allocated there is given back.
+// Nodes that a scheduler must not name are ignored and counted, and what was allocated there is deallocated.
 func TestBadNamesOfASchedulerAreIgnored(t *testing.T) {
 	t.Parallel()
 	id := func(i int) pod.Identity { return pod.Identity{RCID: "web", Role: "main", Index: i} }
 	for name, tt := range map[string]struct {
 		spoil func(*keeper)
-		bad   float64 // at the least
+		bad   float64 // at least
 	}{
-		"unknown, repeated and drained candidates": {func(k *keeper) { k.eligible = []string{"n9", "n1", "n1", "n3", "n2"} }, 3},
+		"unknown, repeated and drained candidates": {func(k *keeper) {
+			k.eligible = []string{"n9", "n1", "n1", "n3", "n2"}
+		}, 3},
 		"an unknown node": {func(k *keeper) {
 			k.answer = func([]scheduler.Allocation) []scheduler.Allocation {
 				return []scheduler.Allocation{{Pod: id(0), Node: "n9"}}
@@ -491,7 +505,7 @@ func TestBadNamesOfASchedulerAreIgnored(t *testing.T) {
 				return []scheduler.Allocation{{Pod: id(0), Node: "n1"}, {Pod: id(0), Node: "n2"}}
 			}
 		}, 1},
-		"one that nobody asked for": {func(k *keeper) {
+		"a replica without a question": {func(k *keeper) {
 			k.answer = func(found []scheduler.Allocation) []scheduler.Allocation {
 				return append(found, scheduler.Allocation{Pod: id(7), Node: "n1"})
 			}
@@ -527,7 +541,7 @@ func TestBadNamesOfASchedulerAreIgnored(t *testing.T) {
 	}
 }
 
-// A status says so where a scheduler leaves nodes out, or gives none, without a reason.
+// If a scheduler leaves nodes out, or gives none, without a reason, the status reports that.
 func TestASchedulerThatGivesNoReason(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -546,14 +560,15 @@ func TestASchedulerThatGivesNoReason(t *testing.T) {
 	c.condition("web", rc.InsufficientNodes, true, rc.TakeNone+"not given by the scheduler: 2")
 }
 
-// A static controller keeps its nodes: nothing is allocated or given back because a node does not match any more.
+// A static controller keeps its nodes. Nothing is allocated or deallocated because a node does not match any more.
 func TestAStaticControllerKeepsItsAllocations(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", map[string]string{"rack": "a"}, nil)
 	k := newKeeper()
 	reg, _ := c.bookedFarm("f1", k, &recorder{}, &faulty{})
-	c.apply("web", testManifest("web", 0), func(r *rc.RC) { r.Strategy, r.NodeSelector = rc.Static, "rack=a"; replicas(1)(r) })
+	c.apply("web", testManifest("web", 0),
+		func(r *rc.RC) { r.Strategy, r.NodeSelector = rc.Static, "rack=a"; replicas(1)(r) })
 	c.converged("web", 1)
 	c.node("n2", map[string]string{"rack": "a"}, nil)
 	asked := k.count("allocate")
@@ -571,8 +586,8 @@ func TestAStaticControllerKeepsItsAllocations(t *testing.T) {
 	}
 }
 
-// Replicas that were placed without the scheduler are booked where they are.
-func TestReplicasThatWereThereBeforeAreBooked(t *testing.T) {
+// Replicas that were placed without the scheduler are booked on their nodes.
+func TestReplicasPlacedWithoutTheSchedulerAreBooked(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -591,8 +606,8 @@ func TestReplicasThatWereThereBeforeAreBooked(t *testing.T) {
 	}
 }
 
-// One that never answers keeps nothing but placing from being done, and is not asked by everybody at once.
-func TestASchedulerThatHangsHoldsNobodyUp(t *testing.T) {
+// A scheduler that never answers delays only the placing of pods, and is not asked by all workers at once.
+func TestAHangingSchedulerDelaysOnlyPlacing(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -605,11 +620,11 @@ func TestASchedulerThatHangsHoldsNobodyUp(t *testing.T) {
 		c.condition(fmt.Sprintf("rc%d", i), rc.SchedulerFailing, true, "no answer within")
 	}
 	if n := h.count("eligible"); n > 10 {
-		t.Errorf("%d passes waited for it; those of the workers and a few should", n)
+		t.Errorf("%d passes waited for the scheduler; want those of the workers and a few", n)
 	}
 }
 
-// hanging answers when its caller gives up.
+// hanging answers when its caller stops waiting.
 type hanging struct{ *keeper }
 
 func (h *hanging) EligibleNodes(ctx context.Context, _ *scheduler.View) ([]string, scheduler.Reasons, error) {
@@ -618,7 +633,7 @@ func (h *hanging) EligibleNodes(ctx context.Context, _ *scheduler.View) ([]strin
 	return nil, nil, ctx.Err()
 }
 
-// ordered names the nodes in an order of its own and keeps no books.
+// ordered names the nodes in its own order and keeps no books.
 type ordered struct {
 	scheduler.NoBooks
 	names []string
@@ -628,7 +643,8 @@ func (o ordered) EligibleNodes(context.Context, *scheduler.View) ([]string, sche
 	return o.names, nil, nil
 }
 
-// What a scheduler prefers is taken first, whatever else is there already: it may want to pack.
+// The node that a scheduler names first is used first, even if pods run there already, because the scheduler may want
+// to pack.
 func TestTheOrderOfASchedulerIsFollowed(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -651,7 +667,8 @@ func TestTheOrderOfASchedulerIsFollowed(t *testing.T) {
 	}
 }
 
-// A skew that is required is held between the groups that the rule leaves, whichever nodes a scheduler names, with books and without.
+// A required skew holds between the groups of nodes that the selector matches. It does not matter which nodes a
+// scheduler names, and whether it keeps books.
 func TestARequiredSkewIsHeldWhateverASchedulerNames(t *testing.T) {
 	t.Parallel()
 	booked := newKeeper()
@@ -681,8 +698,8 @@ func TestARequiredSkewIsHeldWhateverASchedulerNames(t *testing.T) {
 	}
 }
 
-// Who keeps books is told what the pods of each group take when they are booked again.
-func TestBooksAreToldWhatEachGroupTakes(t *testing.T) {
+// When pods are booked again, a scheduler with books gets what the pods of each group take.
+func TestBooksGetWhatEachGroupTakes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -695,23 +712,27 @@ func TestBooksAreToldWhatEachGroupTakes(t *testing.T) {
 	digest := c.record("web").ManifestDigest
 	c.apply("web", testManifest("web", 0), func(r *rc.RC) {
 		one := 1
-		r.ReplicaGroups = []rc.ReplicaGroup{{Role: "small", Count: &one}, {Role: "large", Count: &one, Resources: &large.Launchables[0].Resources}}
+		r.ReplicaGroups = []rc.ReplicaGroup{
+			{Role: "small", Count: &one},
+			{Role: "large", Count: &one, Resources: &large.Launchables[0].Resources},
+		}
 		r.GroupManifests = map[string]string{"large": digest}
 	})
 	c.converged("web", 2)
 	stop()
-	k.set(func() { clear(k.allocations); clear(k.told) })
+	k.set(func() { clear(k.allocations); clear(k.cpuAsked) })
 	c.bookedFarm("f2", k, &recorder{}, &faulty{})
 	c.inBooks(k, "web")
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if want := map[string]int64{"small": 0, "large": 700}; !maps.Equal(k.told, want) {
-		t.Errorf("the scheduler was told %v thousandths of a core, want %v", k.told, want)
+	if want := map[string]int64{"small": 0, "large": 700}; !maps.Equal(k.cpuAsked, want) {
+		t.Errorf("the scheduler got %v thousandths of a core, want %v", k.cpuAsked, want)
 	}
 }
 
-// A scheduler in another process is as one in the farm. While it is away or says what nobody can read nothing is placed, which a
-// condition says; what runs is left alone, and when it is back the rest is placed.
+// A scheduler in another process works like a scheduler in the farm. While it is away or its answer cannot be read, no
+// pod is placed, and a condition reports this. Running pods are left alone. When the scheduler is back, the other pods
+// are placed.
 func TestARemoteSchedulerMayBeAway(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -719,9 +740,17 @@ func TestARemoteSchedulerMayBeAway(t *testing.T) {
 		away      http.HandlerFunc
 		says      string
 	}{
-		"with books":    {newKeeper(), func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "not today", http.StatusBadGateway) }, "answered 502 Bad Gateway: not today"},
-		"without books": {ordered{names: []string{"n9", "n2", "n1", "n0"}}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{") }, "the answer cannot be read"},
-		"cut off":       {new(scheduler.ByLabel), func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
+		"with books": {newKeeper(), func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "not today", http.StatusBadGateway)
+		}, "answered 502 Bad Gateway: not today"},
+		"without books": {
+			ordered{names: []string{"n9", "n2", "n1", "n0"}},
+			func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{") },
+			"the answer cannot be read",
+		},
+		"cut off": {new(scheduler.ByLabel), func(http.ResponseWriter, *http.Request) {
+			panic(http.ErrAbortHandler)
+		}, "EOF"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -745,7 +774,7 @@ func TestARemoteSchedulerMayBeAway(t *testing.T) {
 			}
 			defer asks.Close()
 			_, stop := c.bookedFarm("f1", asks, &recorder{}, &faulty{})
-			defer stop() // before the server
+			defer stop() // the farm stops before the server
 			c.apply("web", testManifest("web", 0), replicas(1))
 			c.converged("web", 1)
 			before := c.running("web")
@@ -755,10 +784,10 @@ func TestARemoteSchedulerMayBeAway(t *testing.T) {
 			c.condition("web", rc.SchedulerFailing, true, tt.says)
 			k, keeps := tt.scheduler.(*keeper)
 			if keeps {
-				k.set(func() { clear(k.allocations) }) // it starts again, with nothing in its books
+				k.set(func() { clear(k.allocations) }) // the scheduler starts again, with nothing in its books
 			}
 			if now := c.running("web"); !maps.EqualFunc(now, before, slices.Equal[[]string]) {
-				t.Errorf("it ran on %v, and while the scheduler is away on %v", before, now)
+				t.Errorf("the pods ran on %v, and while the scheduler is away on %v", before, now)
 			}
 			away.Store(false)
 			c.ring("web")
@@ -773,7 +802,7 @@ func TestARemoteSchedulerMayBeAway(t *testing.T) {
 	}
 }
 
-// Who stops using a scheduler with books is not told for ever that they differ.
+// A controller whose farm stops using a scheduler with books does not report for ever that the books differ.
 func TestBooksThatAreGoneDoNotDiffer(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -790,31 +819,35 @@ func TestBooksThatAreGoneDoNotDiffer(t *testing.T) {
 	c.condition("web", rc.BooksDiffer, false, "")
 }
 
-// eager is a scheduler with books that names the first node that a replica need not avoid, whatever others have there.
+// eager is a scheduler with books that names the first node that a replica need not avoid, even if pods run there.
 type eager struct {
 	*keeper
-	avoided [][]string // by question about web
+	avoided [][]string // of each question about web
 }
 
-func (k *eager) AllocateNodes(_ context.Context, _ scheduler.Owner, v *scheduler.View, wants []scheduler.Want) (given []scheduler.Allocation, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (e *eager) AllocateNodes(_ context.Context, _ scheduler.Owner, v *scheduler.View,
+	wants []scheduler.Want,
+) (given []scheduler.Allocation, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	eligible, _ := v.Eligible()
 	for _, w := range wants {
 		if w.Pod.RCID == "web" {
-			k.avoided = append(k.avoided, w.Avoid)
+			e.avoided = append(e.avoided, w.Avoid)
 		}
-		if i := slices.IndexFunc(eligible, func(n scheduler.Node) bool { return !slices.Contains(w.Avoid, n.Name()) }); i >= 0 {
+		if i := slices.IndexFunc(eligible,
+			func(n scheduler.Node) bool { return !slices.Contains(w.Avoid, n.Name()) }); i >= 0 {
 			given = append(given, scheduler.Allocation{Pod: w.Pod, Node: eligible[i].Name()})
 		}
 	}
 	for _, a := range given {
-		k.allocations[a] = true
+		e.allocations[a] = true
 	}
 	return given, nil
 }
 
-// A scheduler is not told what others have on nodes: one that had no room is to be avoided in the next question.
+// A scheduler does not know what others have on nodes. So the next question asks it to avoid a node that had no
+// capacity.
 func TestANodeWithoutRoomIsNotNamedTwiceRunning(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -825,13 +858,13 @@ func TestANodeWithoutRoomIsNotNamedTwiceRunning(t *testing.T) {
 	c.bookedFarm("f1", k, &recorder{}, &faulty{})
 	c.apply("first", testManifest("first", 8080), replicas(1))
 	c.converged("first", 1)
-	c.apply("web", testManifest("web", 8080), replicas(1)) // which wants the port that is taken on n1
+	c.apply("web", testManifest("web", 8080), replicas(1)) // its port is taken on n1
 	consultest.Eventually(t, soon, func() error {
 		c.ring("web")
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if len(k.avoided) < 2 {
-			return fmt.Errorf("it was asked %d times", len(k.avoided))
+			return fmt.Errorf("the scheduler was asked %d times", len(k.avoided))
 		}
 		return nil
 	})

@@ -16,44 +16,48 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// errRecordGone means that there is no such controller, or no such unit, any more.
 var errRecordGone = errors.New("the controller is gone")
 
-// errHandedOver means that the unit was given to a farm that prefers it.
-var errHandedOver = errors.New("the controller was handed over")
+var errHandedOver = errors.New("the unit was handed over")
 
-// unit returns the unit if this farm owns it or can claim it now. Otherwise it returns nil, and when to look
-// again (zero: something will ring).
-func (f *Farm) unit(ctx context.Context, id string) (*unit, time.Duration, error) {
-	u, ownedElsewhere := f.roster.get(id)
+type claimer struct{ *core }
+
+// ownOrClaim returns the unit if this farm owns it or can claim it now. Otherwise it returns nil and the time until the
+// next look; zero: an event or a sweep asks for the look.
+func (c claimer) ownOrClaim(ctx context.Context, id string) (*unit, time.Duration, error) {
+	u, ownedElsewhere := c.roster.get(id)
 	if u != nil {
 		return u, 0, nil
 	}
-	owner, mine, err := f.preferred(ctx, id)
+	owner, mine, err := c.preferred(ctx, id)
 	switch {
 	case err != nil:
 		return nil, 0, err
-	case !mine || ownedElsewhere && owner != f.cfg.ID:
+	case !mine || ownedElsewhere && owner != c.cfg.ID:
 		return nil, 0, nil
-	case ownedElsewhere || owner != f.cfg.ID:
-		// Ours to take only if nobody has it: the holder has not handed it over yet, or the preferred farm does not come.
-		free, again, err := f.isFree(ctx, id, owner != f.cfg.ID)
-		if !free || err != nil {
-			return nil, again, err
+	case ownedElsewhere || owner != c.cfg.ID:
+		// The owner may still have to hand the unit over, or the preferred farm may be about to claim it.
+		if owner != c.cfg.ID {
+			// All farms see a new controller at once. The preferred farm gets time to claim it.
+			if left := c.roster.grace.Left(id, unownedGrace); left > 0 {
+				return nil, left, nil
+			}
+		}
+		if free, err := c.isFree(ctx, id); !free || err != nil {
+			return nil, 0, err
 		}
 	}
-	return f.claim(ctx, id)
+	return c.claim(ctx, id)
 }
 
-// preferred returns the farm that should own a unit, "" for none, and whether this farm may own it at all. One that works on no other
-// comes before all that work on many.
-func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine bool, err error) {
-	if f.cfg.RCID != "" && rc.UnitOf(f.cfg.RCID) != id {
+// preferred implements peers. A member that works on this unit alone comes before farms.
+func (c claimer) preferred(ctx context.Context, id string) (owner string, mine bool, err error) {
+	if c.cfg.RCID != "" && rc.UnitOf(c.cfg.RCID) != id {
 		return "", false, nil
 	}
-	var candidates []string // those of which it is the only one
+	var candidates []string // members that work on this unit alone
 	var others []looks.Contender
-	for _, m := range f.cache.now().able {
+	for _, m := range c.cache.present().able {
 		switch rc.UnitOf(m.rcID) {
 		case id:
 			candidates = append(candidates, m.ID)
@@ -62,69 +66,61 @@ func (f *Farm) preferred(ctx context.Context, id string) (owner string, mine boo
 		}
 	}
 	if len(candidates) == 0 {
-		if candidates, err = looks.Matching(others, func() (store.Rec[rc.RC], error) { return f.cfg.Store.UnitRC(ctx, id) }); err != nil {
+		read := func() (store.Rec[rc.RC], error) { return c.cfg.Store.UnitRC(ctx, id) }
+		if candidates, err = looks.Matching(others, read); err != nil {
 			return "", false, err
 		}
 	}
-	return placement.PreferredOwner(id, candidates), slices.Contains(candidates, f.cfg.ID), nil
+	return placement.Preferred(id, candidates), slices.Contains(candidates, c.cfg.ID), nil
 }
 
-// isFree reports whether a unit lacks an owner, and with grace: still does some time after it was first seen. If it
-// does not, it says when to look again; zero when somebody holds it, which a bell or the members will change. Within the
-// grace Consul is not asked: every farm sees every new controller, and the one that should take it is about to.
-func (f *Farm) isFree(ctx context.Context, id string, grace bool) (free bool, again time.Duration, err error) {
-	if grace {
-		if left := f.roster.grace.Left(id, unownedGrace); left > 0 {
-			return false, left, nil
-		}
-	}
-	locked, err := f.cfg.Store.IsLocked(ctx, id)
+func (c claimer) isFree(ctx context.Context, id string) (bool, error) {
+	locked, err := c.cfg.Store.IsLocked(ctx, id)
 	if err != nil {
-		return false, 0, err
+		return false, err
 	}
-	f.roster.heard(id, locked)
-	return !locked, 0, nil
+	c.roster.heard(id, locked)
+	return !locked, nil
 }
 
-// claim takes the lock. Where there is no controller, and nobody asks for what only an owner may do, such as stopping what
-// runs without one, it leaves no lock behind and returns errRecordGone.
-func (f *Farm) claim(ctx context.Context, id string) (*unit, time.Duration, error) {
-	got, err := f.cfg.Store.Claim(ctx, id)
+// claim takes the lock. If no controller of the unit has a record or a request that only an owner can carry out, claim
+// gives the lock up and returns errRecordGone.
+func (c claimer) claim(ctx context.Context, id string) (*unit, time.Duration, error) {
+	got, err := c.cfg.Store.Claim(ctx, id)
 	if _, locked := store.LockedBy(err); locked {
-		f.roster.markOwnedElsewhere(id)
+		c.roster.markOwnedElsewhere(id)
 		return nil, 0, nil
 	}
 	if err != nil {
 		return nil, 0, err
 	}
-	u := f.kit.newUnit(id, got.Fence)
+	u := c.kit.newUnit(id, got.Fence)
 	u.claimed = &got
 	if got.UnitErr == nil {
-		v := &view{consistent: true, Unit: got.Unit}
-		if gone, err := u.settle(ctx, v); gone || err != nil {
+		v := &view{level: store.Consistent, Unit: got.Unit}
+		if none, err := u.updateControllers(ctx, v); none || err != nil {
 			return nil, 0, err // the next look claims again
 		}
 	}
-	f.roster.add(u, false)
-	u.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a controller")
+	c.roster.add(u)
+	u.log.WithField(obs.ConsulIndex, got.Fence.Index).Info("claimed a unit")
 	return u, 0, nil
 }
 
-// handOver gives units to farms that prefer them, once the members have been stable for a while: a farm that joins
-// takes over its share without a failure.
-func (f *Farm) handOver(ctx context.Context) error {
-	done := time.Time{} // the change of the members that was dealt with
+// handOver gives a new farm its units although no other farm has failed, once the members have been stable for a while.
+func (c claimer) handOver(ctx context.Context) error {
+	done := time.Time{} // the last change of the members that was handled
 	for {
-		if err := wait.Pause(ctx, f.cfg.StableAfter/4); err != nil {
+		if err := wait.Pause(ctx, c.cfg.StableAfter/4); err != nil {
 			return err
 		}
-		changed := f.cache.now().stable
-		if changed.Equal(done) || time.Since(changed) < f.cfg.StableAfter {
+		changed := c.cache.present().stable
+		if changed.Equal(done) || time.Since(changed) < c.cfg.StableAfter {
 			continue
 		}
-		if err := f.handOverSome(ctx); err != nil {
+		if err := c.handOverSome(ctx); err != nil {
 			if ctx.Err() == nil {
-				f.log.WithError(err).Warn("cannot tell which controllers other farms prefer")
+				c.log.WithError(err).Warn("cannot tell for which units other farms are preferred")
 			}
 			continue
 		}
@@ -132,61 +128,59 @@ func (f *Farm) handOver(ctx context.Context) error {
 	}
 }
 
-// handOverSome asks for a look at each unit that another farm prefers. The look makes sure of it.
-func (f *Farm) handOverSome(ctx context.Context) error {
-	for _, u := range f.roster.units() {
-		owner, _, err := f.preferred(ctx, u.id)
+// handOverSome asks for a look at each unit for which another farm is preferred. The look checks that again.
+func (c claimer) handOverSome(ctx context.Context) error {
+	for _, u := range c.roster.units() {
+		owner, _, err := c.preferred(ctx, u.id)
 		if err != nil {
 			return err
 		}
-		if owner != f.cfg.ID {
-			u.rebalance()
-			f.enqueue(u.id)
+		if owner != c.cfg.ID {
+			u.askHandOver()
+			c.enqueue(u.id)
 		}
 	}
 	return nil
 }
 
-// drop forgets a unit that is not ours any more.
-func (f *Farm) drop(id string) {
-	if u, _ := f.roster.get(id); u != nil {
+// drop forgets a unit that this farm does not own any more.
+func (c claimer) drop(id string) {
+	if u, _ := c.roster.get(id); u != nil {
 		u.rolling.gate.Stop()
-		f.cfg.Rollouts.Carries(id, "")
-		for _, c := range u.all() {
-			f.kit.forget(c.ID)
+		c.cfg.Rollouts.SetState(id, "")
+		for _, one := range u.all() {
+			c.kit.forget(one.ID)
 		}
 	}
-	f.roster.drop(id)
-	f.kit.stops.read(id)
+	c.roster.drop(id)
+	c.kit.stops.Read(id)
 }
 
-// roster is which units this farm owns, and what it knows of the owners of others.
+// roster has the units that this farm owns, and what the farm knows of the owners of other units.
 type roster struct {
 	mu             sync.Mutex
 	owned          map[string]*unit
-	ownedElsewhere map[string]bool // known to be owned by another farm, until the members change or a sweep
-	grace          looks.Grace     // of those that are another farm's to claim, and not known to be owned
+	ownedElsewhere map[string]bool // known to have another owner, until the members change or a sweep finds no lock
+	grace          looks.Grace     // of units that another farm should claim, and that are not known to have an owner
 }
 
 func newRoster() *roster {
 	return &roster{owned: map[string]*unit{}, ownedElsewhere: map[string]bool{}}
 }
 
-// get returns a unit that this farm owns, nil for another one, and whether another farm is known to own it.
+// get returns nil for a unit that this farm does not own.
 func (r *roster) get(id string) (u *unit, ownedElsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.owned[id], r.ownedElsewhere[id]
 }
 
-// units returns the units that this farm owns.
 func (r *roster) units() []*unit {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Values(r.owned))
 }
 
-// all returns the controllers of these units, as far as looks have found them.
 func (r *roster) all() (all []*controller) {
 	for _, u := range r.units() {
 		all = append(all, u.all()...)
@@ -194,7 +188,7 @@ func (r *roster) all() (all []*controller) {
 	return all
 }
 
-// count returns how many controllers these are. A unit that no look has seen yet has one at the least.
+// count counts controllers. A unit that has not had a look yet counts as one controller.
 func (r *roster) count() (n int) {
 	for _, u := range r.units() {
 		n += max(1, u.count())
@@ -202,19 +196,30 @@ func (r *roster) count() (n int) {
 	return n
 }
 
-// add takes in a unit that this farm owns now, in place of what it knew, or with fresh only where it knew none.
-func (r *roster) add(u *unit, fresh bool) (added bool) {
+func (r *roster) add(u *unit) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if fresh && r.owned[u.id] != nil {
+	r.put(u)
+}
+
+// addNew does nothing if the roster has the unit.
+func (r *roster) addNew(u *unit) (added bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.owned[u.id] != nil {
 		return false
 	}
-	r.owned[u.id] = u
-	delete(r.ownedElsewhere, u.id)
+	r.put(u)
 	return true
 }
 
-// drop forgets a unit that is not ours any more.
+// put is add for a caller that holds the mutex.
+func (r *roster) put(u *unit) {
+	r.owned[u.id] = u
+	delete(r.ownedElsewhere, u.id)
+}
+
+// drop forgets a unit that this farm does not own any more.
 func (r *roster) drop(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -223,18 +228,18 @@ func (r *roster) drop(id string) {
 	r.grace.Forget(id)
 }
 
-// forget drops what is known of a unit that is not ours, and reports whether it is.
-func (r *roster) forget(id string) (ours bool) {
+// forget drops what is known of a unit that this farm does not own, and reports whether this farm owns it.
+func (r *roster) forget(id string) (owned bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if ours = r.owned[id] != nil; !ours {
+	if owned = r.owned[id] != nil; !owned {
 		delete(r.ownedElsewhere, id)
 		r.grace.Forget(id)
 	}
-	return ours
+	return owned
 }
 
-// heard notes whether another farm has a unit. The time that it lacks an owner begins anew.
+// heard notes Consul's answer whether another farm owns a unit. The grace begins again.
 func (r *roster) heard(id string, another bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -242,13 +247,13 @@ func (r *roster) heard(id string, another bool) {
 	r.grace.Forget(id)
 }
 
-// listed notes whether another farm is listed as a unit's owner, and reports whether any farm is.
+// listed notes whether a list of locks has another owner of a unit, and reports whether any farm owns the unit.
 func (r *roster) listed(id string, another bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.owned[id] != nil:
-		return true // if it is not any more the next write finds out, or a sweep
+		return true // if that has changed, the next write or sweep will notice
 	case another:
 		r.ownedElsewhere[id] = true
 		r.grace.Forget(id)
@@ -258,14 +263,20 @@ func (r *roster) listed(id string, another bool) bool {
 	return another
 }
 
-// markOwnedElsewhere notes that another farm has, or will have, a unit.
+func (r *roster) markFree(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.ownedElsewhere, id)
+}
+
+// markOwnedElsewhere notes that another farm owns a unit, or is about to.
 func (r *roster) markOwnedElsewhere(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ownedElsewhere[id] = true
 }
 
-// membersChanged forgets what is known of other farms' units: their owners may be gone.
+// membersChanged forgets the other owners, because they may be gone.
 func (r *roster) membersChanged() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// own waits until a pod has these labels of its own, in its placement and in its intent.
+// own waits until a pod has these own labels, in its placement and in its intent.
 func (c *cluster) own(id pod.Identity, want map[string]string) pod.Placement {
 	c.t.Helper()
 	var rec store.Rec[pod.Placement]
@@ -24,7 +24,8 @@ func (c *cluster) own(id pod.Identity, want map[string]string) pod.Placement {
 			return err
 		}
 		in, err := c.store.Intents.Get(c.t.Context(), store.Consistent, rec.Value.Node, id.String())
-		if err == nil && (!maps.Equal(rec.Value.OwnLabels, want) || !maps.Equal(in.Value.Labels, rec.Value.Labels) || in.Value.Revision != rec.Value.Revision) {
+		if err == nil && (!maps.Equal(rec.Value.OwnLabels, want) || !maps.Equal(in.Value.Labels, rec.Value.Labels) ||
+			in.Value.Revision != rec.Value.Revision) {
 			err = fmt.Errorf("placement %+v, intent %+v", rec.Value, in.Value)
 		}
 		for key, value := range want {
@@ -37,8 +38,8 @@ func (c *cluster) own(id pod.Identity, want map[string]string) pod.Placement {
 	return rec.Value
 }
 
-// A pod gets the labels that are asked of its owner, and only that pod; when it is placed anew, on another node or
-// after a stop, it has none of its own.
+// Only the pod that a request names gets its labels. When the pod is placed again, on another node or after a stop, it
+// has no own labels.
 func TestLabelsOfOnePod(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -50,7 +51,8 @@ func TestLabelsOfOnePod(t *testing.T) {
 	asks := labels.NewApplicator(c.store, "test")
 	before := c.own(first, nil)
 	done, err := asks.SetLabels(t.Context(), labels.PodObject(first), map[string]string{"debug": "yes", "x": "1"})
-	if err != nil || done.Request == "" || !slices.Equal(done.Lines, []string{"labels.debug: none -> yes", "labels.x: none -> 1"}) {
+	if err != nil || done.Request == "" ||
+		!slices.Equal(done.Lines, []string{"labels.debug: none -> yes", "labels.x: none -> 1"}) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	after := c.own(first, map[string]string{"debug": "yes", "x": "1"})
@@ -59,12 +61,14 @@ func TestLabelsOfOnePod(t *testing.T) {
 	}
 	c.own(second, nil)
 	c.answers("web")
-	if done, err = asks.RemoveLabels(t.Context(), labels.PodObject(first), "x", "nothing"); err != nil || len(done.Lines) != 1 {
+	if done, err = asks.RemoveLabels(t.Context(), labels.PodObject(first), "x", "nothing"); err != nil ||
+		len(done.Lines) != 1 {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	c.own(first, map[string]string{"debug": "yes"})
 	found, err := asks.GetLabels(t.Context(), labels.PodObject(first))
-	if err != nil || found.Labels["debug"] != "yes" || found.Labels[pod.PodIDLabel] != "web" || !maps.Equal(found.Set, map[string]string{"debug": "yes"}) {
+	if err != nil || found.Labels["debug"] != "yes" || found.Labels[pod.PodIDLabel] != "web" ||
+		!maps.Equal(found.Set, map[string]string{"debug": "yes"}) {
 		t.Errorf("%+v, %v", found, err)
 	}
 
@@ -73,16 +77,16 @@ func TestLabelsOfOnePod(t *testing.T) {
 	consultest.Eventually(t, soon, func() error {
 		rec, err := c.store.Pods.Get(t.Context(), store.Consistent, first.String())
 		if err == nil && rec.Value.Node != "n2" {
-			err = fmt.Errorf("it is on %s", rec.Value.Node)
+			err = fmt.Errorf("the pod is still on %s", rec.Value.Node)
 		}
 		return err
 	})
 	if moved := c.own(first, nil); moved.Labels["debug"] != "" {
-		t.Errorf("moved it is %+v", moved)
+		t.Errorf("after the move the placement is %+v", moved)
 	}
 }
 
-// answers waits until no request is left for a controller's owner.
+// answers waits until all requests to a controller's owner are gone.
 func (c *cluster) answers(id string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -94,10 +98,10 @@ func (c *cluster) answers(id string) {
 	})
 }
 
-// Requests that were left while no farm owned the controller are carried out by the next one, in their order, also
-// that of a pod whose placement was lost meanwhile: it runs, is adopted, and gets its labels then. That of a pod which
-// has stopped is void, and nothing of it is left.
-func TestLabelsAreAskedWhileNobodyOwns(t *testing.T) {
+// The next owner carries out the requests that were made while the controller had no owner, in their order. A pod whose
+// placement was lost runs, is adopted, and then gets its labels. A request about a pod that has stopped is void, and is
+// removed.
+func TestLabelsAreRequestedWithoutAnOwner(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -112,8 +116,9 @@ func TestLabelsAreAskedWhileNobodyOwns(t *testing.T) {
 			t.Fatalf("%d: %v", i, err)
 		}
 	}
-	if done, err := asks.SetLabels(t.Context(), labels.PodObject(first), map[string]string{"x": "2"}); err != nil || len(done.Lines) > 0 {
-		t.Errorf("what is asked already: %+v, %v", done, err)
+	if done, err := asks.SetLabels(t.Context(), labels.PodObject(first), map[string]string{"x": "2"}); err != nil ||
+		len(done.Lines) > 0 {
+		t.Errorf("the same request again: %+v, %v", done, err)
 	}
 	if _, err := asks.SetLabels(t.Context(), labels.PodObject(second), map[string]string{"x": "1"}); err != nil {
 		t.Fatal(err)
@@ -136,16 +141,17 @@ func TestLabelsAreAskedWhileNobodyOwns(t *testing.T) {
 		acts, _, err := c.store.ListAudit(t.Context(), store.AuditFilter{RCID: "web"})
 		if err == nil && !slices.ContainsFunc(acts, func(a store.Audit) bool {
 			return slices.ContainsFunc(a.Changes, func(line string) bool {
-				return strings.HasPrefix(line, "request "+done.Request+" ") && strings.Contains(line, " is void: the pod ")
+				return strings.HasPrefix(line, "request "+done.Request+" ") &&
+					strings.Contains(line, " is void: the pod ")
 			})
 		}) {
-			err = fmt.Errorf("nobody says that %s is void: %+v", done.Request, acts)
+			err = fmt.Errorf("no audit record has that %s is void: %+v", done.Request, acts)
 		}
 		return err
 	})
 }
 
-// Labels of one pod are given in the midst of a rollout of its controller.
+// Own labels are given to pods during a rollout of their controller.
 func TestLabelsOfOnePodDuringAChange(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -159,7 +165,8 @@ func TestLabelsOfOnePodDuringAChange(t *testing.T) {
 	c.apply("web", m, func(r *rc.RC) { r.PodLabels = map[string]string{"team": "a"} })
 	for i := range 3 {
 		id := pod.Identity{RCID: "web", Role: "main", Index: i}
-		if _, err := asks.SetLabels(t.Context(), labels.PodObject(id), map[string]string{"nr": fmt.Sprint(i)}); err != nil {
+		if _, err := asks.SetLabels(t.Context(), labels.PodObject(id),
+			map[string]string{"nr": fmt.Sprint(i)}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -2,39 +2,173 @@ package farm
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/internal/contain"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// packing puts the changes of one pass into batches.
+type batch struct {
+	store.Batch
+	changes int
+	actions []reconcile.Action // of the changes
+	freed   []string           // nodes whose capacity the changes free
+	load    store.Load
+	relies  bool           // some change of the batch needs the minimum
+	takes   []pod.Identity // see Change.TakesAvailable
+}
+
+// basis has the indices of the records from which a plan was computed. The batches depend on them.
+type basis struct {
+	rc      uint64
+	beside  map[string]uint64 // records of the service's other revisions; see pass.beside
+	rollout *uint64           // see store.Batch
+	schema  uint64
+	breaker uint64
+	drops   uint64
+	reports map[store.At]store.Report
+}
+
+// packer makes the batches of one pass. It reads and writes nothing.
+type packer struct {
+	id    string // of the controller
+	farm  string // id
+	log   obs.Logger
+	loads interface {
+		HeadLoad(b *store.Batch, reports bool) store.Load
+		LoadOf(rcID string, p *store.Part) store.PartLoad
+	}
+	fence  store.Fence
+	basis  basis
+	newest *store.Reported // a report on which each batch depends; commitAboveMinimum may replace it; nil: none
+	nodes  map[string]*node.View
+	now    time.Time
+	// describe returns a change in words, for the audit record.
+	describe func(ch *reconcile.Change) string
+}
+
+// packer returns the packer for a plan. m is nil if the plan does not depend on the minimum.
+func (p *pass) packer(m *minimum) *packer {
+	k := &packer{
+		id: p.id, farm: p.kit.farm, log: p.log, loads: p.kit.writes, fence: p.unit.fence,
+		basis: basis{
+			rc: p.head.RC.Index, beside: p.beside(), schema: p.schema.Index, breaker: p.breaker.Index,
+			drops: p.Drops.Index, reports: p.traces.reports.copies,
+		},
+		nodes: p.snapshot.Nodes, now: p.snapshot.Now, describe: (*reconcile.Change).String,
+	}
+	if p.head.RC.Value.Service != nil || rc.IsPreDeploy(p.id) {
+		index := p.Rollout.Index
+		k.basis.rollout = &index
+	}
+	if m != nil {
+		k.newest = m.newest()
+	}
+	return k
+}
+
+// pack groups the plan's changes into transactions. Each node's reservation is in one batch only, so that batches can
+// be in flight together. A change that needs a node of an earlier, full batch waits for the next pass.
+func (k *packer) pack(
+	plan *reconcile.Plan, reserved map[string]store.Rec[node.Reservation], unreadable map[string]error,
+) []*batch {
+	if len(plan.Changes) == 0 {
+		return nil
+	}
+	p := &packing{
+		packer: k, plan: plan, reserved: maps.Clone(reserved), unreadable: unreadable, debug: obs.Debugs(k.log),
+		home: map[string]*batch{}, none: k.nextBatch().load,
+	}
+	for rest := plan.Changes; len(rest) > 0; {
+		run := rest[:sharing(rest)]
+		p.add(run)
+		rest = rest[len(run):]
+	}
+	if len(p.out) > 0 {
+		a := store.NewAudit(k.farm, "reconcile", k.id, p.lines).AndMore(p.more).OnNodes(p.concerned...)
+		p.out[0].Audit = &a
+	}
+	return p.out
+}
+
+// sharing returns how many of the first changes concern the same node, and only this node.
+func sharing(changes []reconcile.Change) int {
+	n := 1
+	for n < len(changes) && len(changes[0].Reserve) == 1 && len(changes[n].Reserve) == 1 &&
+		changes[n].Reserve[0].Node == changes[0].Reserve[0].Node {
+		n++
+	}
+	return n
+}
+
+// maxAnswered bounds the requests that one pass answers without a change.
+const maxAnswered = 32
+
+// firstBatch returns a batch with the plan's answers, and with load for an audit record and a status.
+func (k *packer) firstBatch(plan *reconcile.Plan) *batch {
+	b := k.emptyBatch()
+	b.load = k.loads.HeadLoad(&b.Batch, true)
+	if len(plan.Answered) > 0 {
+		answers := store.Part{Answered: plan.Answered[:min(len(plan.Answered), maxAnswered)]}
+		b.load.Add(k.loads.LoadOf(k.id, &answers))
+		b.Add(&answers)
+	}
+	return b
+}
+
+// nextBatch returns a batch with conditions only.
+func (k *packer) nextBatch() *batch {
+	b := k.emptyBatch()
+	b.load = k.loads.HeadLoad(&b.Batch, false)
+	return b
+}
+
+// emptyBatch is for firstBatch and nextBatch, which set the load.
+func (k *packer) emptyBatch() *batch {
+	return &batch{Batch: store.Batch{
+		Fence: k.fence, RCID: k.id, RCIndex: k.basis.rc, Beside: k.basis.beside, Rollout: k.basis.rollout,
+		Newest: k.newest,
+	}}
+}
+
+// beside returns the indices of the records of the service's other revisions. A change of another revision may change
+// the minimum and the bound. A new revision comes with a rollout, whose index is a condition too.
+func (p *pass) beside() map[string]uint64 {
+	if len(p.snapshot.Companions) == 0 {
+		return nil
+	}
+	beside := make(map[string]uint64, len(p.snapshot.Companions))
+	for i := range p.snapshot.Companions {
+		id := p.snapshot.Companions[i].RCID
+		beside[id] = p.Heads[id].RC.Index
+	}
+	return beside
+}
+
 type packing struct {
-	ps         *writer
+	*packer
 	plan       *reconcile.Plan
-	reserved   map[string]store.Rec[node.Reservation] // by node, with what the changes so far make of it
+	reserved   map[string]store.Rec[node.Reservation] // by node, with the changes that were packed so far
 	unreadable map[string]error
 	debug      bool
+	garbled    bool // it is in the log that some change cannot be described
 	out        []*batch
-	home       map[string]*batch // of each node's reservation
-	none       store.Load        // of a batch without changes
-	// For the audit record: the first lines, how many there are besides, and the nodes.
-	lines     []string
-	more      int
-	concerned []string
+	home       map[string]*batch // by node: the batch that writes its reservation
+	none       store.Load        // load of a batch without changes
+	// For the audit record.
+	lines     []string // the first changes
+	more      int      // number of further changes
+	concerned []string // nodes
 }
 
-func (ps *writer) newPacking(plan *reconcile.Plan, reserved map[string]store.Rec[node.Reservation], unreadable map[string]error) *packing {
-	return &packing{
-		ps: ps, plan: plan, reserved: reserved, unreadable: unreadable, debug: obs.Debugs(ps.log),
-		home: map[string]*batch{}, none: ps.newBatch(nil).load,
-	}
-}
-
-// add packs changes that share one node, or a single one: together if they all have room, each by itself otherwise.
 func (p *packing) add(run []reconcile.Change) {
 	if len(run) > 1 && p.together(run) {
 		return
@@ -44,21 +178,21 @@ func (p *packing) add(run []reconcile.Change) {
 	}
 }
 
-// together packs changes on one node as if they were one: its reservation is copied, and they are counted, once for all of them. It
-// does nothing where one of them has no room, or a batch has none for all.
+// together packs changes on one node as one part, because this copies the reservation once. It does nothing if some
+// change does not fit, or no batch can take all of them.
 func (p *packing) together(run []reconcile.Change) bool {
 	on := run[0].Reserve[0].Node
 	if p.unreadable[on] != nil {
 		return false
 	}
 	rec := p.reserved[on]
-	next := nextOf(p.ps.snapshot.Nodes, rec, on)
+	next := nextOf(p.nodes, rec, on)
 	part := store.Part{Pods: make([]store.PodWrite, 0, len(run)), Intents: make([]store.IntentWrite, 0, len(run))}
 	for i := range run {
-		if reserveOn(p.ps.snapshot.Nodes, next, &run[i], &run[i].Reserve[0]) != "" {
+		if reserveOn(p.nodes, next, &run[i], &run[i].Reserve[0]) != "" {
 			return false
 		}
-		if !p.ps.addTo(&part, &run[i]) {
+		if !p.addTo(&part, &run[i]) {
 			return false
 		}
 	}
@@ -73,32 +207,37 @@ func (p *packing) together(run []reconcile.Change) bool {
 	return true
 }
 
-// one packs one change, the first of some on its node.
+// one packs one change. some is how many changes on the same node are left, including this one.
 func (p *packing) one(ch *reconcile.Change, some int) {
-	// Writing over an unreadable reservation would forget who holds what.
-	if at := slices.IndexFunc(ch.Reserve, func(r reconcile.ReserveChange) bool { return p.unreadable[r.Node] != nil }); at >= 0 {
+	// A write over an unreadable reservation would lose the shares in it.
+	unreadable := func(r reconcile.ReserveChange) bool { return p.unreadable[r.Node] != nil }
+	if at := slices.IndexFunc(ch.Reserve, unreadable); at >= 0 {
 		p.plan.Fail(fmt.Sprintf("%s: %v", ch, p.unreadable[ch.Reserve[at].Node]))
 		return
 	}
-	writes, reason := reserve(p.ps.snapshot.Nodes, p.reserved, ch)
+	writes, reason := reserve(p.nodes, p.reserved, ch)
 	if reason != "" {
-		p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, p.lacking(ch, reason)))
+		p.plan.Block(p.now,
+			fmt.Sprintf("%s: %s has no room: %s", ch, ch.Placement.Node, p.lacking(ch, reason)))
 		return
 	}
 	part := store.Part{Reservations: writes}
-	p.ps.addTo(&part, ch)
+	p.addTo(&part, ch)
 	switch b, load := p.put(&part, some); {
 	case b != nil:
 		p.note(b, ch)
-	case load != nil: // a change that no transaction takes is not made, and everything else is
-		p.plan.Block(p.ps.snapshot.Now, fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, load.Ops()))
+	case load != nil: // only this change is not made
+		p.plan.Block(p.now,
+			fmt.Sprintf("%s takes %d operations, which is more than one transaction takes", ch, load.Ops()))
 	}
 }
 
-// lacking says why a change is refused, and by what where that are ports.
+// lacking returns why a node cannot take a change. If a port is taken, the text names the pod or program that has it.
 func (p *packing) lacking(ch *reconcile.Change, reason scheduler.Reason) string {
-	at := slices.IndexFunc(ch.Reserve, func(r reconcile.ReserveChange) bool { return r.Node == ch.Placement.Node && r.Claim != nil })
-	on := p.ps.snapshot.Nodes[ch.Placement.Node]
+	at := slices.IndexFunc(ch.Reserve, func(r reconcile.ReserveChange) bool {
+		return r.Node == ch.Placement.Node && r.Claim != nil
+	})
+	on := p.nodes[ch.Placement.Node]
 	if reason != scheduler.Ports || at < 0 || on == nil {
 		return string(reason)
 	}
@@ -106,9 +245,9 @@ func (p *packing) lacking(ch *reconcile.Change, reason scheduler.Reason) string 
 	return fmt.Sprintf("%s: %s", reason, clash)
 }
 
-// batchFor returns the batch that a part, which is one change or several on one node, belongs into: nil for another one. Or it must wait
-// for the next pass. It is the first of some on the same node, which go into the same batch if one can take them all: those
-// left over would wait.
+// batchFor returns the batch for a part; nil: it needs a new batch. If wait is true, the part waits for the next pass.
+// some is how many changes on the node are left: they should all be in one batch, because those that do not fit have to
+// wait.
 func (p *packing) batchFor(part *store.Part, load store.PartLoad, some int) (bound *batch, wait bool) {
 	for _, w := range part.Reservations {
 		b := p.home[w.Node]
@@ -132,20 +271,21 @@ func (p *packing) batchFor(part *store.Part, load store.PartLoad, some int) (bou
 	return last, false
 }
 
-// put puts a part, the first of some on its nodes, into the batch that takes it, which is another one where need be; the first one
-// reports and answers besides. It returns no batch where the part must wait, and what it takes where no transaction would take it.
+// put adds a part to the batch that can take it, or to a new batch. If the part must wait, put returns no batch. If no
+// transaction can take the part, put also returns the part's load.
 func (p *packing) put(part *store.Part, some int) (b *batch, tooMuch *store.PartLoad) {
-	load := p.ps.kit.writes.LoadOf(p.ps.id, part)
+	load := p.loads.LoadOf(p.id, part)
 	b, wait := p.batchFor(part, load, some)
 	if wait {
 		return nil, nil
 	}
 	if b == nil {
-		var reports *reconcile.Plan
 		if len(p.out) == 0 {
-			reports = p.plan
+			b = p.firstBatch(p.plan)
+		} else {
+			b = p.nextBatch()
 		}
-		if b = p.ps.newBatch(reports); !b.load.Takes(load, 1) {
+		if !b.load.Takes(load, 1) {
 			return nil, &load
 		}
 		p.out = append(p.out, b)
@@ -159,27 +299,46 @@ func (p *packing) put(part *store.Part, some int) (b *batch, tooMuch *store.Part
 	return b, nil
 }
 
-// note notes what a batch does by carrying out a change.
 func (p *packing) note(b *batch, ch *reconcile.Change) {
 	b.changes++
 	b.actions = append(b.actions, ch.Action)
 	b.freed = append(b.freed, freedBy(ch)...)
 	b.relies = b.relies || ch.NeedsMinimum
-	if ch.Takes {
+	if ch.TakesAvailable {
 		b.takes = append(b.takes, ch.Identity)
 	}
 	if p.debug {
-		p.ps.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
+		p.log.WithFields(obs.Fields{obs.Action: string(ch.Action), obs.Pod: ch.Identity.String()}).Debug("planned")
 	}
-	if len(p.lines) < store.MaxAuditChanges {
-		p.lines = append(p.lines, ch.String())
-	} else {
-		p.more++
-	}
-	p.concern(ch)
+	p.audit(ch)
 }
 
-// concern notes the nodes of a change. Many changes in a row may be about one.
+// audit adds a change to the audit record. If its text cannot be built, the change lands with a short one. Otherwise
+// each pass would panic at this change, and no pod of the controller would be placed.
+func (p *packing) audit(ch *reconcile.Change) {
+	if len(p.lines) == store.MaxAuditChanges {
+		p.more++
+	} else {
+		line := ""
+		if !p.contained(ch, func() { line = p.describe(ch) }) {
+			line = fmt.Sprintf("%s %s (not described: see the log of the farm)", ch.Action, ch.Identity)
+		}
+		p.lines = append(p.lines, line)
+	}
+	p.contained(ch, func() { p.concern(ch) })
+}
+
+// contained returns false if f panics. It logs the first panic of the pass.
+func (p *packing) contained(ch *reconcile.Change, f func()) bool {
+	panicked := contain.Is(contain.Do(func() error { f(); return nil }))
+	if panicked != nil && !p.garbled {
+		p.garbled = true
+		p.log.WithField(obs.Stack, panicked.Stack).WithField(obs.Pod, ch.Identity.String()).WithError(panicked).
+			Error("a change cannot be described in the audit record")
+	}
+	return panicked == nil
+}
+
 func (p *packing) concern(ch *reconcile.Change) {
 	for _, name := range ch.Nodes() {
 		if len(p.concerned) == 0 || p.concerned[len(p.concerned)-1] != name {
@@ -188,29 +347,29 @@ func (p *packing) concern(ch *reconcile.Change) {
 	}
 }
 
-// addTo adds to a part what a change depends on and what it writes, but for reservations. It reports false, and leaves the part useless,
-// where the two do not agree on what the world is like.
-func (ps *writer) addTo(part *store.Part, ch *reconcile.Change) bool {
+// addTo adds the conditions and writes of a change to a part, without its reservations. If change and part have
+// different conditions for one node, addTo returns false, and the part is useless.
+func (k *packer) addTo(part *store.Part, ch *reconcile.Change) bool {
 	part.Pods = append(part.Pods, store.PodWrite{Identity: ch.Identity, Index: ch.Index, Placement: ch.Placement})
 	for _, in := range ch.Intents {
 		part.Intents = append(part.Intents, store.IntentWrite{Node: in.Node, Identity: ch.Identity, Intent: in.Intent})
 	}
 	part.Answered = append(part.Answered, ch.Answers...)
 	if ch.NeedsSchema {
-		part.SchemaIndex = ps.schema.Index
+		part.SchemaIndex = k.basis.schema
 	}
 	if ch.NeedsBreaker {
-		part.BreakerIndex = ps.breaker.Index
+		part.BreakerIndex = k.basis.breaker
 	}
 	if ch.NeedsMinimum {
-		part.DropsIndex = ps.Drops.Index
+		part.DropsIndex = k.basis.drops
 	}
 	for _, name := range ch.NeedsReports {
 		if part.Reported == nil {
 			part.Reported = map[store.At]uint64{}
 		}
 		at := store.At{Node: name, Identity: ch.Identity}
-		part.Reported[at] = ps.reports[at].Index
+		part.Reported[at] = k.basis.reports[at].Index
 	}
 	for _, dead := range ch.NeedsDead {
 		if part.Dead == nil {
@@ -222,74 +381,4 @@ func (ps *writer) addTo(part *store.Part, ch *reconcile.Change) bool {
 		part.Dead[dead.Name] = dead.Index
 	}
 	return true
-}
-
-// reserve returns the new reservations that a change needs, or why a node cannot take it. It fills in the numbers of the
-// change's dynamic ports: nobody else gets one of them, since it lands only if these reservations do (P3).
-func reserve(nodes map[string]*node.View, reserved map[string]store.Rec[node.Reservation], ch *reconcile.Change) ([]store.ReservationWrite, scheduler.Reason) {
-	var writes []store.ReservationWrite
-	for i := range ch.Reserve {
-		r := &ch.Reserve[i]
-		rec := reserved[r.Node]
-		next := nextOf(nodes, rec, r.Node)
-		if reason := reserveOn(nodes, next, ch, r); reason != "" {
-			return nil, reason
-		}
-		writes = append(writes, store.ReservationWrite{Node: r.Node, Index: rec.Index, Value: next})
-	}
-	return writes, ""
-}
-
-// nextOf returns a copy of a node's reservation for a change to write to.
-func nextOf(nodes map[string]*node.View, rec store.Rec[node.Reservation], nodeName string) node.Reservation {
-	next := rec.Value.Clone()
-	if n := nodes[nodeName]; rec.Index == 0 && n != nil && n.MustLeave() {
-		next.Ineligible = true // the record was lost (R13); whoever ends the drain writes it
-	}
-	return next
-}
-
-// reserveOn is reserve on one node. With a reason the reservation is as it was.
-func reserveOn(nodes map[string]*node.View, next node.Reservation, ch *reconcile.Change, r *reconcile.ReserveChange) scheduler.Reason {
-	key := ch.Identity.String()
-	if r.Claim == nil {
-		delete(next.Claims, key)
-		return ""
-	}
-	n := nodes[r.Node]
-	if adds(ch) && r.Node == ch.Placement.Node && n != nil && scheduler.Outdated(n, next) {
-		return scheduler.Relabelled
-	}
-	taken, ports, reason := claimOn(nodes[r.Node], next, r)
-	if reason == "" {
-		ch.AssignPorts(r.Node, ports)
-		next.Claims[key] = taken
-	}
-	return reason
-}
-
-// adds reports whether a change brings a pod to a node, which must match then. What is there already has its claim whatever the
-// node's labels are.
-func adds(ch *reconcile.Change) bool {
-	return ch.Action == reconcile.Place || ch.Action == reconcile.Move
-}
-
-// claimOn returns what a change takes of a node besides what is reserved there, with the numbers of dynamic ports.
-func claimOn(n *node.View, res node.Reservation, r *reconcile.ReserveChange) (node.Claim, map[string]int, scheduler.Reason) {
-	taken := *r.Claim
-	var ports map[string]int
-	var reason scheduler.Reason
-	switch {
-	case n == nil && len(r.Dynamic) > 0:
-		return taken, nil, scheduler.NotAlive // whatever its range was
-	case n != nil && len(r.Dynamic) > 0:
-		taken, ports, reason = scheduler.ClaimOn(n, res, taken, r.Dynamic, r.KeepPorts)
-	}
-	if r.Keep {
-		taken = taken.With(res.Claims[taken.Pod.String()])
-	}
-	if reason == "" && n != nil && !r.Force {
-		reason = scheduler.Fits(n, res, taken.Pod, taken)
-	}
-	return taken, ports, reason
 }

@@ -14,19 +14,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Each request about a dead machine brings five operations: placement, intent, reservation, its own removal, and that nobody
-// has come to hold that machine's record. However many are asked for at once, no transaction has more than Consul takes.
+// Each request about a dead machine brings five operations: the placement, the intent, the reservation, the removal of
+// the request, and the condition that no preparer holds the machine's record. Even with many requests, no transaction
+// has more operations than Consul takes.
 func TestManyForgetsOnDistinctNodesAreCarriedOut(t *testing.T) {
 	t.Parallel()
 	const pods = 60
 	c := newCluster(t)
 	client, st := c.connect()
-	fleet := &simnode.Fleet{Name: "rack", Size: pods, Client: client, Store: st, TTL: ttl, Prepare: func(_ int, n *node.Node) {
-		n.Capacity.Slots = 1
-	}}
+	fleet := &simnode.Fleet{
+		Name: "rack", Size: pods, Client: client, Store: st, TTL: ttl,
+		Prepare: func(_ int, n *node.Node) {
+			n.Capacity.Slots = 1
+		},
+	}
 	stop := c.background(fleet.Run)
 	c.farm("f1")
-	c.apply("web", testManifest("web", 0), func(r *rc.RC) { replicas(pods)(r); r.MaxPerNode = 1; r.NodeLoss.Action = "keep" })
+	c.apply("web", testManifest("web", 0),
+		func(r *rc.RC) { replicas(pods)(r); r.MaxPerNode = 1; r.NodeLoss.Action = "keep" })
 	c.arrived("web", pods)
 	stop()
 	c.condition("web", rc.NodeLost, true, fmt.Sprintf("%d on nodes without a preparer", pods))
@@ -37,13 +42,17 @@ func TestManyForgetsOnDistinctNodesAreCarriedOut(t *testing.T) {
 	keys := c.store.Keys()
 	var ops []consul.Op
 	for _, rec := range placed {
-		r := store.Request{ID: store.NewID(), RCID: "web", Kind: store.ForgetPod, Node: rec.Value.Node, Pod: rec.Value.Identity, By: "test", At: time.Now()}
+		r := store.Request{
+			ID: store.NewID(), RCID: "web", Kind: store.ForgetPod, Node: rec.Value.Node,
+			Pod: rec.Value.Identity, By: "test", At: time.Now(),
+		}
 		if r.NodeIndex, _, err = c.store.NodeLock(t.Context(), r.Node); err != nil {
 			t.Fatal(err)
 		}
 		ops = append(ops, consul.Set(keys.Requests.Key("web", r.ID), mustJSON(t, r)))
 	}
-	if _, err := c.client.Commit(t.Context(), append(ops, consul.Set(keys.Bells.Key("web"), []byte(store.NewID())))); err != nil {
+	if _, err := c.client.Commit(t.Context(),
+		append(ops, consul.Set(keys.Bells.Key("web"), []byte(store.NewID())))); err != nil {
 		t.Fatal(err)
 	}
 	consultest.Eventually(t, soon, func() error {
@@ -80,9 +89,9 @@ func (c *cluster) arrived(id string, n int) {
 	})
 }
 
-// A change that is larger than any transaction is not made and the status says so; the rest of the plan is carried out. Forgetting
-// former copies makes it smaller.
-func TestAChangeThatNoTransactionTakesHoldsNothingUp(t *testing.T) {
+// A change that is larger than any transaction is not made, and the status reports that. The rest of the plan is
+// carried out. A forget of former copies makes the change smaller.
+func TestATooLargeChangeDelaysNoOthers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)

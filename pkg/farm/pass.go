@@ -3,114 +3,142 @@ package farm
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/farm/place"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// reading is what one look at one controller has read, with the indices that its writes depend on, and what it works with.
-type reading struct {
+// pass has the state of one pass over one controller. Its reader, search, packer and writer do not know the pass: it
+// gives each of them what it needs, and takes its result.
+type pass struct {
 	kit    *kit
 	id     string // of the controller
 	log    obs.Logger
-	mem    memory
 	unit   *unit
 	shared *shared
+	mem    memory // in the end the next memory of the controller
 
-	*view               // of the unit
-	head     store.Head // of the controller, as the pass goes by it
-	snapshot *reconcile.Snapshot
-	resync   bool
+	view                         // of the unit, when the pass began
+	traces   traces              // in the end what the look adds to its view
+	head     store.Head          // of the controller
+	snapshot *reconcile.Snapshot // nil until it is read
+	reader   reader
+	search   *place.Search
 }
 
-// pass is one look at one controller: its reader reads, reconcile decides, placing finds nodes, its writer writes. It lives as long as the
-// look.
-type pass struct {
-	*reading
-	room    *finder
-	books   *booking
-	reader  reader
-	placing placing
-	writer  writer
-}
-
-// run looks at the controller once: read, decide, write.
-func (ps *pass) run(ctx context.Context) (made passed, err error) {
+func (p *pass) run(ctx context.Context) (made passed, err error) {
 	started := time.Now()
-	ps.shared.begin() // what changes while this pass is under way may matter to it
-	defer func() { ps.kit.ledger.GiveBack(ps.room.taken) }()
-	err = ps.reader.read(ctx)
-	var corrupt *store.CorruptError
-	switch {
-	case errors.As(err, &corrupt):
-		return made, cmp.Or(ps.writer.sayUnreadable(ctx, ps.head, err), err)
-	case err != nil:
+	p.shared.begin() // until the pass ends, each changed node concerns the controller
+	landed := false
+	defer func() { p.mem.places = p.search.End(landed) }()
+	if err := p.read(ctx); store.IsCorrupt(err) {
+		return made, cmp.Or(p.reportUnreadable(ctx, p.head, err), err)
+	} else if err != nil {
 		return made, err
 	}
-	if ps.consistent {
-		ps.writer.tellMissed()
+	if p.level == store.Consistent {
+		to := p.pusher()
+		to.pushMissed(p.snapshot.Pods, p.unit.fence)
 	}
-	plan, err := ps.decide(ctx)
+	plan, err := p.decide(ctx)
 	if err != nil {
 		return made, err
 	}
-	if made.more, err = ps.writer.guardMinimum(ctx, &plan); made.more || err != nil {
+	least, more, err := p.guardMinimum(ctx, &plan)
+	if made.more = more; more || err != nil {
 		return made, err
 	}
-	if even := ps.books.balance(ctx, &plan, ps.resync); even && plan.Finish {
-		return made, ps.finish(ctx)
+	if even := p.search.Balance(ctx, &plan, p.reader.resync); even && plan.Finish {
+		return made, p.finish(ctx)
 	}
-	if admitted, err := ps.admitStops(ctx, &plan); err != nil || !admitted {
+	if admitted, err := p.admitStops(ctx, &plan); err != nil || !admitted {
 		return passed{again: claimsLook}, err
 	}
-	if err := ps.placing.assign(ctx, &plan); err != nil {
+	if err := p.search.Assign(ctx, &plan, p.maxAdds()); err != nil {
 		return made, err
 	}
-	wrote, err := ps.writer.apply(ctx, &plan)
-	ps.remember(&plan, wrote, err)
-	if err == nil {
-		ps.mem.found = &plan.Status
-	}
-	ps.mem.noteConfirmed(ps.snapshot.Pods, &plan)
+	done, err := p.write(ctx, &plan, least)
+	wrote := done.changes
+	landed = err == nil && wrote == len(plan.Changes)
+	p.keep(&plan, done, err)
 	if wrote > 0 {
-		ps.log.WithFields(obs.Fields{
+		p.log.WithFields(obs.Fields{
 			obs.Action: summary(plan.Changes), obs.Desired: plan.Status.Desired, obs.Current: plan.Status.Placed,
 			obs.Took: time.Since(started).Round(time.Millisecond).String(), "written": wrote,
 		}).Info("changed pods")
 	}
 	if err != nil {
-		return made, ps.unit.afterFailure(ctx, err)
+		return made, p.unit.afterFailure(ctx, err)
 	}
-	told := ps.writer.alert(ctx, &plan)
+	alerted := p.alert(ctx, &plan)
 	if wrote > 0 && frees(plan.Changes) {
-		ps.kit.fleet.roomFreed(ps.id)
+		p.kit.peers.capacityFreed(p.id)
 	}
-	asked := wrote > 0 && wrote == len(plan.Changes) && onlyAsks(plan.Changes)
-	made = passed{again: plan.Again, waits: asked && ps.unhampered(&plan), awaits: plan.Status.Is(rc.WaitsForService)}
-	switch {
-	case asked && !told:
-		made.again = soonest(plan.Again, askedLook)
-	case wrote > 0 || told || len(plan.Answered) > 0:
-		made.more = true // there may be further requests, too
-	}
-	return made, nil
+	return p.next(&plan, wrote, alerted), nil
 }
 
-// askedLook is when a controller whose plan was to place, move or stop pods, and nothing else, is looked at again. Nothing more can be
-// done before the nodes report, which rings; only the status says less than it could until then.
+// read reads the snapshot, and in the same request the reservations of the nodes that the plan may need.
+func (p *pass) read(ctx context.Context) (err error) {
+	if p.head, p.snapshot, err = p.reader.open(); err != nil {
+		return err
+	}
+	p.mem.last = evidenceOf(p.head.RC.Index, p.head.Placements)
+	if err := p.search.Guess(ctx, p.snapshot); err != nil {
+		return err
+	}
+	got, err := p.reader.read(ctx, p.snapshot, p.search.Guessed())
+	p.snapshot, p.traces.reports = got.snapshot, got.reports
+	p.search.Read(got.details)
+	repair := func(r store.Rec[store.Request]) bool { return r.Value.Kind == store.RepairReservation }
+	if err == nil && slices.ContainsFunc(p.head.Requests, repair) {
+		p.shared.askResync() // the next pass also looks for missing shares
+	}
+	return err
+}
+
+// addsForOthers is how many pods one pass places at most while other units wait. It does not bound a pass for which no
+// unit waits: in parts, 5,000 pods on 1,000 nodes take five times as long, because each look reads the unit and writes
+// almost every reservation again.
+const addsForOthers = 1000
+
+func (p *pass) maxAdds() int {
+	if p.kit.peers.waiting() > 0 {
+		return addsForOthers
+	}
+	return math.MaxInt
+}
+
+// next returns the result of a pass, of which wrote changes landed.
+func (p *pass) next(plan *reconcile.Plan, wrote int, alerted bool) passed {
+	asked := wrote > 0 && wrote == len(plan.Changes) && onlyAsks(plan.Changes)
+	next := passed{again: plan.Again, waits: asked && p.unhampered(plan), awaits: plan.Status.Is(rc.WaitsForService)}
+	switch {
+	case asked && !alerted:
+		next.again = soonest(plan.Again, askedLook)
+	case wrote > 0 || alerted || len(plan.Answered) > 0:
+		next.more = true // there may also be more requests than one pass answers
+	}
+	return next
+}
+
+// askedLook is the pause after a plan that only placed, moved or stopped pods. Each report of a node ends it. Until
+// then only the status may be out of date.
 const askedLook = time.Second
 
 func onlyAsks(changes []reconcile.Change) bool {
-	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return !adds(&ch) && ch.Action != reconcile.Stop })
+	return !slices.ContainsFunc(changes, func(ch reconcile.Change) bool {
+		return !adds(&ch) && ch.Action != reconcile.Stop
+	})
 }
 
-// soonest returns the shorter of two times; each may be zero for none.
+// soonest returns the shorter of two times; zero means none.
 func soonest(a, b time.Duration) time.Duration {
 	if a > 0 && b > 0 {
 		return min(a, b)
@@ -118,59 +146,81 @@ func soonest(a, b time.Duration) time.Duration {
 	return cmp.Or(a, b)
 }
 
-// unhampered reports whether nothing follows from a plan that only asks nodes for something until they report.
-func (ps *reading) unhampered(plan *reconcile.Plan) bool {
-	return plan.Unhampered() && ps.head.RC.Value.InPlace == nil && len(ps.snapshot.Requests) == 0
+func frees(changes []reconcile.Change) bool {
+	return slices.ContainsFunc(changes, func(ch reconcile.Change) bool { return len(freedBy(&ch)) > 0 })
 }
 
-// finish removes the last records of a deleted controller, and with the last controller of its unit those of the unit. Before that it looks for placements once more: a list, unlike the
-// transaction that the pass began with, tells of whatever the token may not read. And it moves the fence before it looks. A
-// snapshot that is restored between the removal of the last placement and the last transaction brings placements back,
-// while the controller's own record may be just as it was; but then the lock is not as it is now.
-func (ps *pass) finish(ctx context.Context) error {
-	if err := ps.unit.bump(ctx); err != nil {
+// unhampered reports, for a plan that only writes intents, whether nothing is left to do until the nodes report.
+func (p *pass) unhampered(plan *reconcile.Plan) bool {
+	return plan.Unobstructed() && p.head.RC.Value.InPlace == nil && len(p.snapshot.Requests) == 0
+}
+
+// finish removes the last records of a deleted controller, and of its unit if it is the last one.
+//
+// Before that it lists the placements again. If the token may not read some of them, a list shows this; the transaction
+// at the start of the pass does not. It moves the fence before it lists, because a restore of Consul's snapshot may
+// bring a placement back without a change of the controller's record. Such a restore also changes the lock's index, so
+// Consul refuses the transaction.
+func (p *pass) finish(ctx context.Context) error {
+	if err := p.unit.bump(ctx); err != nil {
 		return err
 	}
-	switch left, corrupt, err := ps.kit.lists.Placements(ctx, ps.id, true); {
+	switch left, corrupt, err := p.kit.lists.Placements(ctx, p.id, store.Consistent); {
 	case err != nil:
 		return err
 	case len(left)+len(corrupt) > 0:
-		return fmt.Errorf("controller %s has %d placements that its pass did not see", ps.id, len(left)+len(corrupt))
+		return fmt.Errorf("controller %s has %d placements that its pass did not see", p.id, len(left)+len(corrupt))
 	}
-	ps.mem.alertGone(ctx, ps.kit.teller, ps.id, ps.head.Status)
-	a := store.NewAudit(ps.kit.farm, "finish", ps.id, []string{"removed " + ps.head.RC.Value.Name + " after its last pod"})
-	last := uint64(0)
-	if ps.view.alone(ps.id) {
-		last = ps.BellIndex
+	p.mem.alertGone(ctx, p.kit.notifier, p.id, p.head.Status)
+	a := store.NewAudit(p.kit.farm, "finish", p.id, []string{"removed " + p.head.RC.Value.Name + " after its last pod"})
+	bell := uint64(0)
+	if p.view.alone(p.id) {
+		bell = p.BellIndex
 	}
-	if err := ps.kit.lock.Finish(ctx, ps.mem.fence, ps.head.RC, last, ps.schema.Index, a); err != nil {
-		return ps.unit.afterFailure(ctx, err)
+	if err := p.kit.lock.Finish(ctx, p.unit.fence, p.head.RC, bell, p.schema.Index, a); err != nil {
+		return p.unit.afterFailure(ctx, err)
 	}
-	ps.log.WithField(obs.RCName, ps.head.RC.Value.Name).Info("deleted a controller")
+	p.log.WithField(obs.RCName, p.head.RC.Value.Name).Info("deleted a controller")
 	return errRecordGone
 }
 
-// remember keeps what the others of the farm ask of the controller.
-func (ps *pass) remember(plan *reconcile.Plan, wrote int, err error) {
+// keep keeps the results of the write for the look, the next pass and other goroutines.
+func (p *pass) keep(plan *reconcile.Plan, done written, err error) {
+	p.traces.landed, p.traces.stale = done.batches, done.sent && err != nil
+	if !done.status.IsZero() {
+		p.mem.reported = done.status
+	}
+	p.remember(plan, done.changes, err)
+	if err == nil {
+		p.mem.noteFound(plan.Status)
+	}
+	p.mem.noteConfirmed(p.snapshot.Pods, plan)
+}
+
+// remember stores what other goroutines read.
+func (p *pass) remember(plan *reconcile.Plan, wrote int, err error) {
 	nodes, placed := map[string]bool{}, 0
-	for i := range ps.snapshot.Pods {
-		nodes[ps.snapshot.Pods[i].Node] = true
+	for i := range p.snapshot.Pods {
+		nodes[p.snapshot.Pods[i].Node] = true
 	}
 	for i := range plan.Changes {
-		if p := plan.Changes[i].Placement; p != nil {
-			nodes[p.Node] = true
+		if placement := plan.Changes[i].Placement; placement != nil {
+			nodes[placement.Node] = true
 		}
 		if plan.Changes[i].Action == reconcile.Place && err == nil && wrote == len(plan.Changes) {
 			placed++
 		}
 	}
-	wantsNodes := plan.Status.Placed+placed < plan.Status.Desired || plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) || // also for a move
-		ps.snapshot.WantsSecondNode()
-	ps.shared.ended(nodes, wantsNodes, ps.snapshot.Follows(), ps.resync && err == nil && wrote == 0 && ps.snapshot.Hold == "" && ps.snapshot.Breaker == "")
-	ps.kit.stops.means(ps.id, ps.staying(plan))
+	wantsNodes := plan.Status.Placed+placed < plan.Status.Desired ||
+		plan.Status.Is(rc.InsufficientNodes) || plan.Status.Is(rc.SchedulerFailing) || // a move, too
+		plan.Facts().WantsSecondNode()
+	p.shared.ended(nodes, wantsNodes, plan.Facts().EachNodeSelector())
+	if p.reader.resync && err == nil && wrote == 0 && p.snapshot.Hold == "" && p.snapshot.Breaker == "" {
+		p.shared.resynced()
+	}
+	p.kit.stops.SetPods(p.id, p.staying(plan))
 }
 
-// summary counts changes by action, for the log.
 func summary(changes []reconcile.Change) string {
 	counts := map[reconcile.Action]int{}
 	var order []reconcile.Action

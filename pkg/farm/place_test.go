@@ -14,14 +14,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// What is said of where pods would go is where a farm has them then, one document after the other on the same nodes. No two nodes are equally full.
-func TestPodsGoWhereItIsSaid(t *testing.T) {
+// A farm places pods on the nodes that the preview shows, one document after the other on the same nodes. No two nodes
+// are equally full.
+func TestPodsGoWhereThePreviewShows(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for i, cpu := range []int64{1000, 2000, 4000, 8000, 16000, 3000} {
 		name := fmt.Sprintf("n%d", i)
 		n := &simnode.Node{TTL: ttl, Record: node.Node{
-			Name: name, Labels: map[string]string{"rack": string("ab"[i%2])}, Capacity: node.Capacity{Slots: 100, CPU: cpu}, Address: "127.0.0.1",
+			Name: name, Labels: map[string]string{"rack": string("ab"[i%2])},
+			Capacity: node.Capacity{Slots: 100, CPU: cpu}, Address: "127.0.0.1",
 		}}
 		n.Client, n.Store = c.connect()
 		c.nodes[name] = n
@@ -46,10 +48,16 @@ func TestPodsGoWhereItIsSaid(t *testing.T) {
 		port   int
 		change func(*rc.RC)
 	}{
-		{"spread", 0, func(r *rc.RC) { replicas(5)(r); r.Spread = rc.Spread{Label: "rack", Skew: 1, When: rc.Require} }},
-		{"prefers", 0, func(r *rc.RC) { replicas(3)(r); r.Affinity = []rc.Preference{{Selector: "rack=b", Weight: 5}} }},
+		{
+			"spread", 0,
+			func(r *rc.RC) { replicas(5)(r); r.Spread = rc.Spread{Label: "rack", Skew: 1, When: rc.Require} },
+		},
+		{
+			"prefers", 0,
+			func(r *rc.RC) { replicas(3)(r); r.Affinity = []rc.Preference{{Selector: "rack=b", Weight: 5}} },
+		},
 		{"packed", 0, func(r *rc.RC) { replicas(3)(r); r.Placing = rc.PlacePack }},
-		{"port", 8080, func(r *rc.RC) { replicas(4)(r); r.NodeSelector = "rack=a" }}, // there are three
+		{"port", 8080, func(r *rc.RC) { replicas(4)(r); r.NodeSelector = "rack=a" }}, // there are three such nodes
 		{"groups", 0, func(r *rc.RC) {
 			r.ReplicaGroups = []rc.ReplicaGroup{
 				{Role: "primary", Count: &two, Affinity: []rc.Preference{{Selector: "rack=a", Weight: 1}}},
@@ -58,7 +66,10 @@ func TestPodsGoWhereItIsSaid(t *testing.T) {
 		}},
 		{"each", 0, onEach("")},
 	} {
-		r := rc.RC{Name: doc.name, Strategy: rc.Dynamic, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: new(int)}}}
+		r := rc.RC{
+			Name: doc.name, Strategy: rc.Dynamic,
+			ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: new(int)}},
+		}
 		doc.change(&r)
 		if r.Mode == rc.EachNode {
 			r.NodeSelector = ""
@@ -72,12 +83,12 @@ func TestPodsGoWhereItIsSaid(t *testing.T) {
 		if err != nil || len(corrupt) > 0 {
 			t.Fatal(err, corrupt)
 		}
-		said, err := inspect.Place(rc.SpecOf(&r, m), nil, state)
+		shown, err := inspect.Place(rc.SpecOf(&r, m), nil, state)
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := map[string]int{}
-		for _, g := range append(said.Groups, said.GroupPlacing) {
+		for _, g := range append(shown.Groups, shown.GroupPlacing) {
 			for _, n := range g.Nodes {
 				if n.Gets > 0 {
 					want[n.Name] += n.Gets
@@ -88,7 +99,7 @@ func TestPodsGoWhereItIsSaid(t *testing.T) {
 			doc.change(rec)
 			rec.NodeSelector = r.NodeSelector
 		})
-		c.statusOf(doc.name, func(st *rc.Status) bool { return st.Available == said.Found && st.Available > 0 })
+		c.statusOf(doc.name, func(st *rc.Status) bool { return st.Available == shown.Found && st.Available > 0 })
 		recs, _, err := c.store.Pods.List(t.Context(), store.Consistent, doc.name)
 		if err != nil {
 			t.Fatal(err)

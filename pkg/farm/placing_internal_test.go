@@ -1,46 +1,41 @@
 package farm
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"maps"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/farm/placement"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// BenchmarkPlacing is what a pass that places 5,000 pods on 1,000 empty nodes does between its reads and its writes.
-func BenchmarkPlacing(b *testing.B) {
-	ps := placingPass(b, 5000, 1000)
+// BenchmarkBatches packs 5,000 new pods on 1,000 empty nodes.
+func BenchmarkBatches(b *testing.B) {
+	ps, plan, reserved := placingPass(b, 5000, 1000)
+	packer, changes := ps.packer(nil), plan.Changes
 	b.ReportAllocs()
 	for b.Loop() {
-		plan := reconcile.Compute(ps.snapshot)
-		names := ps.room.nodes.guessed
-		ps.room.nodes.pool = scheduler.Pool{Preferred: scheduler.Preference{Order: placement.InOrder(names)}}
-		if left, _, _, err := ps.room.search(b.Context(), &plan, placement.Look{All: true}); err != nil || len(left) > 0 {
-			b.Fatal(len(left), err)
+		plan.Changes = changes
+		if batches := packer.pack(plan, reserved, nil); len(batches) > 100 {
+			b.Fatal(len(batches))
 		}
-		ps.placing.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
-		batches, err := ps.writer.batches(b.Context(), &plan)
-		if err != nil || len(batches) > 100 {
-			b.Fatal(len(batches), err)
-		}
-		ps.room.nodes.guessed, ps.room.nodes.perNode = names, map[string]int{}
 	}
 }
 
-// placingPass returns a controller that lacks all of its pods, with what its pass has read.
-func placingPass(t testing.TB, pods, nodes int) *pass {
+// placingPass returns the pass over a controller without pods, and its plan, which has placed the same number of pods
+// on each of some empty nodes.
+func placingPass(t testing.TB, pods, nodes int) (*pass, *reconcile.Plan, map[string]store.Rec[node.Reservation]) {
 	t.Helper()
 	keys, err := store.NewKeys("test/")
 	if err != nil {
@@ -58,51 +53,51 @@ func placingPass(t testing.TB, pods, nodes int) *pass {
 	f := NewFarm(Config{ID: "f1", Store: store.New(client, keys).FarmSession(&consul.Session{}, "f1"), Log: log})
 	id := store.NewID()
 	s := &reconcile.Snapshot{
-		Now: time.Now(), Owner: "f1", Manifest: &manifest.Manifest{ID: "web", Labels: map[string]string{"team": "test"}}, Nodes: map[string]*node.View{}, Epoch: "n",
-		RC: rc.RC{ID: id, Name: "web", ManifestDigest: fmt.Sprintf("%064d", 1), MaxPerNode: 10, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &pods}}},
+		Now: time.Now(), Owner: "f1",
+		Manifest: &manifest.Manifest{ID: "web", Labels: map[string]string{"team": "test"}},
+		Nodes:    map[string]*node.View{}, Epoch: "n",
+		RC: rc.RC{
+			ID: id, Name: "web", ManifestDigest: fmt.Sprintf("%064d", 1), MaxPerNode: 10,
+			ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &pods}},
+		},
 	}
 	ps := passOver(unitOver(f.kit, id, store.Fence{}))
 	ps.snapshot, ps.schema = s, store.Rec[store.Schema]{Index: 7}
 	ps.head, ps.BellIndex = store.Head{RC: store.Rec[rc.RC]{Value: s.RC, Index: 8}}, 9
-	ps.room.nodes = newCandidates(s, nil, "")
+	reserved := map[string]store.Rec[node.Reservation]{}
 	for i := range nodes {
 		name := fmt.Sprintf("n-%x-%05d", i%16, i)
-		s.Nodes[name] = node.NewView(node.Node{Name: name, Capacity: node.Capacity{Slots: 100}, Epoch: "n"}, node.Ops{}, true)
-		ps.room.reserved[name] = store.Rec[node.Reservation]{}
-		ps.room.nodes.guessed = append(ps.room.nodes.guessed, name)
+		s.Nodes[name] = node.NewView(node.Node{Name: name, Capacity: node.Capacity{Slots: 100}, Epoch: "n"},
+			node.Ops{}, true)
+		reserved[name] = store.Rec[node.Reservation]{}
 	}
-	ps.room.nodes.early = ps.room.reserved
-	return ps
+	plan := reconcile.Compute(s)
+	placer, each, names := plan.Placer(), pods/nodes, slices.Sorted(maps.Keys(s.Nodes))
+	for i, id := range plan.Adds {
+		plan.Changes = append(plan.Changes, placer.On(id, names[i/each]))
+	}
+	return ps, &plan, reserved
 }
 
-// Pods that share a node are packed together. Where others have taken room meanwhile, so that not all of them fit, those that do are
-// placed: each batch reserves exactly what it places, and each node is in one batch.
+// Pods on the same node are packed together. If other controllers have taken capacity since, and not all of the pods
+// fit, the pods that fit are placed. Each batch reserves exactly what it places, and each node is in one batch.
 func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 	t.Parallel()
 	const pods, slots, left = 500, 100, 2
-	ps := placingPass(t, pods, 100)
-	plan := reconcile.Compute(ps.snapshot)
-	ps.room.nodes.pool = scheduler.Pool{Preferred: scheduler.Preference{Order: placement.InOrder(ps.room.nodes.guessed)}}
-	if _, _, _, err := ps.room.search(t.Context(), &plan, placement.Look{All: true}); err != nil {
-		t.Fatal(err)
-	}
-	ps.placing.assigned(&plan, 0, nil, 0, scheduler.Reasons{})
+	ps, plan, reserved := placingPass(t, pods, 100)
 	tight := plan.Changes[0].Placement.Node
 	others := map[string]node.Claim{}
 	for i := range slots - left {
 		id := pod.Identity{RCID: "other", Role: rc.DefaultRole, Index: i}
 		others[id.String()] = node.Claim{Pod: id}
 	}
-	ps.room.reserved[tight] = store.Rec[node.Reservation]{Value: node.Reservation{Claims: others}, Index: 5}
+	reserved[tight] = store.Rec[node.Reservation]{Value: node.Reservation{Claims: others}, Index: 5}
 	planned := map[string]int{}
 	for i := range plan.Changes {
 		planned[plan.Changes[i].Placement.Node]++
 	}
 	planned[tight] = left
-	batches, err := ps.writer.batches(t.Context(), &plan)
-	if err != nil {
-		t.Fatal(err)
-	}
+	batches := ps.packer(nil).pack(plan, reserved, nil)
 	placed, audited := map[string]int{}, 0
 	for _, b := range batches {
 		audited += b.changes
@@ -121,7 +116,7 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 					own++
 				}
 			}
-			if own != here[w.Node] || w.Index != ps.room.reserved[w.Node].Index {
+			if own != here[w.Node] || w.Index != reserved[w.Node].Index {
 				t.Errorf("%s: %d pods placed, %d reserved, on index %d", w.Node, here[w.Node], own, w.Index)
 			}
 		}
@@ -132,19 +127,50 @@ func TestPodsOfOneNodeArePackedTogether(t *testing.T) {
 	if !plan.Status.Is(rc.Blocked) || len(others) != slots-left {
 		t.Errorf("status %+v; the reservation as read has %d holders", plan.Status, len(others))
 	}
-	if lines := batches[0].Audit.Changes; audited != pods-5+left || lines[len(lines)-1] != fmt.Sprintf("and %d more", audited-store.MaxAuditChanges) {
+	if lines := batches[0].Audit.Changes; audited != pods-5+left ||
+		lines[len(lines)-1] != fmt.Sprintf("and %d more", audited-store.MaxAuditChanges) {
 		t.Errorf("%d changes, audited as %q", audited, lines)
 	}
 }
 
-// Of changes on one node some may rely on the minimum and others not: together they depend on all that each of them does.
+// If the description of a change panics, its pod is placed all the same. The log has the stack once.
+func TestAChangeThatCannotBeDescribedLands(t *testing.T) {
+	t.Parallel()
+	ps, plan, reserved := placingPass(t, 4, 2)
+	text := &bytes.Buffer{}
+	log, err := obs.NewLogger(text, "info", "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	packer := ps.packer(nil)
+	packer.log, packer.describe = log, func(ch *reconcile.Change) string {
+		if ch.Identity.Index < 2 {
+			panic("no words")
+		}
+		return ch.String()
+	}
+	batches := packer.pack(plan, reserved, nil)
+	if len(batches) != 1 || len(batches[0].Pods) != 4 {
+		t.Fatalf("%+v", batches)
+	}
+	lines := batches[0].Audit.Changes
+	if garbled := fmt.Sprintf("place %s (not described: see the log of the farm)", plan.Changes[0].Identity); len(
+		lines) != 4 || lines[0] != garbled || lines[3] != plan.Changes[3].String() {
+		t.Errorf("%q", lines)
+	}
+	logged := text.String()
+	if n := strings.Count(logged, "cannot be described"); n != 1 || !strings.Contains(logged, "no words") {
+		t.Errorf("logged %d times: %s", n, logged)
+	}
+}
+
+// Some changes on one node may depend on the minimum, and others not. If they are packed together, the batch has the
+// conditions of all of them.
 func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	t.Parallel()
-	ps := &writer{minimum: &minimum{}, reading: &reading{
-		view: &view{
-			reports: map[store.At]store.Report{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: {Index: 7}},
-			Unit:    store.Unit{Drops: store.Drops{Index: 6}}, schema: store.Rec[store.Schema]{Index: 8}, breaker: store.Rec[store.Breaker]{Index: 9},
-		},
+	packer := &packer{basis: basis{
+		reports: map[store.At]store.Report{{Node: "n1", Identity: pod.Identity{RCID: "web"}}: {Index: 7}},
+		drops:   6, schema: 8, breaker: 9,
 	}}
 	id := pod.Identity{RCID: "web"}
 	dead := []reconcile.DeadNode{{Name: "n2", Index: 2}}
@@ -156,7 +182,7 @@ func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 	}
 	var part store.Part
 	for i := range changes {
-		if !ps.addTo(&part, &changes[i]) {
+		if !packer.addTo(&part, &changes[i]) {
 			t.Fatalf("change %d does not join", i)
 		}
 	}
@@ -165,7 +191,7 @@ func TestChangesOfOneNodeDependOnAllThatEachDoes(t *testing.T) {
 		t.Errorf("%+v", part)
 	}
 	changes[0].NeedsDead = []reconcile.DeadNode{{Name: "n2", Index: 3}}
-	if ps.addTo(&part, &changes[0]) {
+	if packer.addTo(&part, &changes[0]) {
 		t.Error("changes that disagree on a node are packed together")
 	}
 }

@@ -33,7 +33,8 @@ const (
 	plannedRCs   = 24
 )
 
-// unsound returns what is wrong with a node's reservation: a port that two identities have, or more than the node offers.
+// unsound returns what is wrong with a node's reservation: a port that two identities have, or more than the node
+// offers.
 func unsound(v *node.View, res node.Reservation) error {
 	owner := map[int]string{}
 	for key, h := range res.Claims {
@@ -51,11 +52,12 @@ func unsound(v *node.View, res node.Reservation) error {
 	return nil
 }
 
-// judgeShares judges each version of the nodes' reservations that a standing query without pauses sees, and counts them.
+// judgeShares checks each version of the nodes' reservations that a query without pauses sees, and counts the versions.
 func (c *cluster) judgeShares(ctx context.Context, nodes map[string]*node.View, versions *atomic.Int64) error {
 	judged := map[string]uint64{}
 	for index := "0"; ; {
-		url := fmt.Sprintf("http://%s/v1/kv/%s?recurse&wait=5s&index=%s", c.addr, c.store.Keys().Reservations.Key(), index)
+		url := fmt.Sprintf("http://%s/v1/kv/%s?recurse&wait=5s&index=%s", c.addr, c.store.Keys().Reservations.Key(),
+			index)
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err
@@ -65,7 +67,7 @@ func (c *cluster) judgeShares(ctx context.Context, nodes map[string]*node.View, 
 			return err
 		}
 		var pairs []consul.Pair
-		if resp.StatusCode == http.StatusOK { // not while there is none
+		if resp.StatusCode == http.StatusOK { // 404: there is no reservation yet
 			err = json.NewDecoder(resp.Body).Decode(&pairs)
 		}
 		_ = resp.Body.Close()
@@ -97,7 +99,7 @@ type planner struct {
 	line    *consultest.Proxy
 	journal *simnode.Journal
 	stop    func()
-	struck  atomic.Bool // its last batch was
+	struck  atomic.Bool // its last batch met the verdict
 }
 
 func (c *cluster) planner(id string, journal *simnode.Journal) *planner {
@@ -106,7 +108,7 @@ func (c *cluster) planner(id string, journal *simnode.Journal) *planner {
 	return p
 }
 
-// doom makes the next batch that changes reservations the planner's last word to Consul.
+// doom makes the planner's next batch with reservations its last request to Consul.
 func (p *planner) doom(last consultest.Verdict) {
 	p.line.Set(func(r *http.Request) consultest.Verdict {
 		switch {
@@ -117,7 +119,8 @@ func (p *planner) doom(last consultest.Verdict) {
 		}
 		body, err := io.ReadAll(r.Body)
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		if err != nil || !bytes.Contains(body, []byte(`"Verb":"check-session"`)) || !bytes.Contains(body, []byte("/reservations/")) {
+		if err != nil || !bytes.Contains(body, []byte(`"Verb":"check-session"`)) ||
+			!bytes.Contains(body, []byte("/reservations/")) {
 			return consultest.Forward
 		}
 		p.struck.Store(true)
@@ -125,13 +128,13 @@ func (p *planner) doom(last consultest.Verdict) {
 	})
 }
 
-// kill ends the planner as a machine that dies does: its sessions and locks stay.
+// kill ends the planner as if its machine died: its sessions and locks stay.
 func (p *planner) kill() {
 	p.line.Cut()
 	p.stop()
 }
 
-// unleaked reports shares that no placement explains, and placements without one.
+// unleaked returns an error if there is a share without a placement, or a placement without a share.
 func (c *cluster) unleaked() error {
 	taken, _, err := c.store.ListReservations(c.t.Context())
 	if err != nil {
@@ -153,7 +156,7 @@ func (c *cluster) unleaked() error {
 		for _, h := range res.Claims {
 			at := store.At{Node: name, Identity: h.Pod}
 			if !there[at] {
-				return fmt.Errorf("%s holds a share for %s, which is not there", name, h.Pod)
+				return fmt.Errorf("%s has a share for %s, which has no copy there", name, h.Pod)
 			}
 			delete(there, at)
 		}
@@ -164,7 +167,7 @@ func (c *cluster) unleaked() error {
 	return nil
 }
 
-// leak adds a share that no placement explains to a node that has room for it: the share is judged as all others are.
+// leak adds a share without a placement to a node that has capacity for it. The share is checked like all others.
 func (c *cluster) leak(nodes map[string]*node.View, leaked node.Claim) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -177,17 +180,19 @@ func (c *cluster) leak(nodes map[string]*node.View, leaked node.Claim) {
 			if res.Claims[leaked.Pod.String()] = leaked; unsound(nodes[name], res) != nil {
 				continue
 			}
-			_, err = c.client.Commit(c.t.Context(), []consul.Op{consul.CAS(c.store.Keys().Reservations.Key(name), mustJSON(c.t, res), rec.Index)})
+			_, err = c.client.Commit(c.t.Context(),
+				[]consul.Op{consul.CAS(c.store.Keys().Reservations.Key(name), mustJSON(c.t, res), rec.Index)})
 			return err
 		}
-		return errors.New("no node has room")
+		return errors.New("no node has capacity")
 	})
 }
 
-// Eight farms place on the same fifty nodes, which have room for little more, and are killed and started at random: no port is given twice, nothing is given that a
-// node does not have, and in the end each share has its pod, one that was left behind included. Whoever is killed leaves its sessions and locks behind, and a
-// batch under way that Consul never gets, whose answer is lost, or that comes when others have gone on. One half starts again and ends its sessions, of the other
-// the TTL runs out while another farm takes its place.
+// Eight farms place pods on the same fifty nodes, which have little spare capacity. The farms are killed and started at
+// random. No port is given twice, and no node gives more than it has. In the end each share has its pod, even a share
+// that was left behind. A killed farm leaves its sessions and locks. It also leaves a batch in flight: Consul never
+// gets the batch, or the answer is lost, or the batch arrives after later writes. Half of the farms start again and end
+// their old sessions. For the others the TTL runs out while another farm takes over.
 func TestPlannersOnTheSameNodes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -196,8 +201,9 @@ func TestPlannersOnTheSameNodes(t *testing.T) {
 	fleet := simnode.Fleet{
 		Name: "n", Size: plannedNodes, TTL: ttl, StartTime: 10 * time.Millisecond,
 		Prepare: func(_ int, record *node.Node) {
-			record.Capacity, record.PortRange = node.Capacity{Slots: 6, CPU: 400, Memory: 300}, node.PortRange{Min: 20000, Max: 20007}
-			if views[record.Name] == nil { // else it is a later tenure, and the shares are being judged
+			record.Capacity = node.Capacity{Slots: 6, CPU: 400, Memory: 300}
+			record.PortRange = node.PortRange{Min: 20000, Max: 20007}
+			if views[record.Name] == nil { // later tenures must not change the views that judgeShares uses
 				views[record.Name] = &node.View{Node: *record}
 			}
 		},
@@ -265,6 +271,6 @@ func TestPlannersOnTheSameNodes(t *testing.T) {
 	endJudging()
 	t.Logf("%d versions of reservations, %d of %d kills struck a batch", versions.Load(), struck, 2*generation)
 	if struck == 0 || versions.Load() < plannedNodes {
-		t.Error("that is too little to have judged anything")
+		t.Error("too few versions or kills to prove anything")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// portsOf returns, by node, which pod has which port, from the placements; no number is in use twice.
+// portsOf returns, by node, which pod has which port, from the placements. It fails the test if a number is used twice.
 func (c *cluster) portsOf(ids ...string) map[string]map[int]string {
 	c.t.Helper()
 	used := map[string]map[int]string{}
@@ -40,7 +40,8 @@ func (c *cluster) portsOf(ids ...string) map[string]map[int]string {
 	return used
 }
 
-// Several farms give dynamic ports away at once, of six on each node; a static port lies in the middle of the range.
+// Several farms give out dynamic ports at the same time. Each node has six port numbers. A static port lies in the
+// middle of the range.
 func TestDynamicPorts(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -52,7 +53,7 @@ func TestDynamicPorts(t *testing.T) {
 	two := testManifest("two", 0)
 	two.Ports = []manifest.Port{{Name: "http", Dynamic: true}, {Name: "grpc", Dynamic: true}}
 	c.apply("static", testManifest("static", 20003), replicas(2))
-	c.converged("static", 2) // later, its number might be gone
+	c.converged("static", 2) // first, because a dynamic port could take its number
 	c.apply("a", two, replicas(2))
 	c.apply("b", two, replicas(2))
 	c.converged("a", 2)
@@ -69,7 +70,7 @@ func TestDynamicPorts(t *testing.T) {
 		}
 	}
 
-	// One port is left on each node, and none of these pods does with one.
+	// One port is left on each node, and each of these pods needs more.
 	c.apply("c", two, replicas(1))
 	consultest.Eventually(t, soon, func() error {
 		st, err := c.store.Statuses.Get(t.Context(), store.Default, "c")
@@ -84,7 +85,7 @@ func TestDynamicPorts(t *testing.T) {
 		return fmt.Errorf("status %+v", st.Value)
 	})
 
-	// Over an upgrade a name keeps its number; one that vanishes gives it back.
+	// A named port keeps its number over an upgrade. A removed port frees its number.
 	one := testManifest("two", 1)
 	one.Ports = []manifest.Port{{Name: "http", Dynamic: true}}
 	c.apply("a", one, replicas(2))
@@ -100,12 +101,12 @@ func TestDynamicPorts(t *testing.T) {
 			t.Errorf("%s: ports are %v, want %v", name, after[name], ports)
 		}
 	}
-	c.converged("c", 1) // what was given back is enough for it
+	c.converged("c", 1) // the freed ports are enough for it
 	c.portsOf("static", "a", "b", "c")
 }
 
-// A pod may listen on a port that it does not declare, which its node then reports as in use. An upgrade that declares it goes on; nothing else is
-// placed on that number there, and what is refused is told which port it is.
+// A pod may listen on a port that it does not declare; its node then reports that port as in use. An upgrade that
+// declares the port succeeds. No other pod with that port is placed there, and its status names the port.
 func TestAnUpgradeDeclaresAPortThatThePodHas(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -10,52 +10,79 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
+	"github.com/rcfarm/rcfarm/pkg/farm/roll"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// reader reads what a pass decides by.
+// reader reads what a pass needs for its decision. It reserves nothing, and changes neither the view nor the memory.
 type reader struct {
-	*reading
-	room *finder
+	kit        *kit
+	id         string // of the controller
+	view              // when the pass began
+	recordless bool
+	confirmed  confirmedStops
+	resync     bool // also read intents and shares
 }
 
-// read takes the snapshot for one pass over a view. Nodes were looked at before their realities are: one whose preparer is found to have changed
-// has reported under another one before that. An unreadable placement fails the whole pass, because what it holds is not known. With an error
-// the view has what was read before that.
-func (ps *reader) read(ctx context.Context) error {
-	if err := ps.readHead(); err != nil {
-		return err
+type readings struct {
+	snapshot *reconcile.Snapshot
+	reports  reports       // of the view, with those of the snapshot
+	details  store.Details // among them the reservations of the guessed nodes
+}
+
+// open returns the controller's head and the beginning of the snapshot, both from the view. If the controller has no
+// record, the head has a made-up one. If a placement is unreadable, open returns an error, because the farm does not
+// know the node and the state of that pod.
+func (r *reader) open() (store.Head, *reconcile.Snapshot, error) {
+	head := *r.Heads[r.id]
+	if !head.Exists() {
+		head.RC.Value, head.Err = recordlessRC(r.id, r.kit.farm, &head), nil
+	}
+	if err := cmp.Or(head.Err, joined(head.Corrupt)); err != nil {
+		return head, nil, err
 	}
 	s := &reconcile.Snapshot{
-		Now: ps.now.UTC(), Steady: ps.now, Owner: ps.kit.farm, RC: ps.head.RC.Value, Previous: ps.head.Status,
-		Orphans: ps.orphans[ps.id], Stopped: ps.mem.stoppedAt(), Nodes: ps.nodes,
-		Epoch: ps.schema.Value.Epoch, EpochSince: ps.schema.Value.CreatedAt, WentBack: ps.schema.Value.WentBack, Slack: ps.kit.slack, Hold: ps.hold,
-		Newer: ps.head.RC.Value.MadeInEpoch(ps.schema.Value.Epoch), Breaker: breakerReason(ps.breaker), Companions: ps.companions(),
+		Now: r.now.UTC(), Steady: r.now, Owner: r.kit.farm, RC: head.RC.Value, Previous: head.Status,
+		Orphans: r.orphans[r.id], Stopped: r.confirmed.highest(), Nodes: r.nodes,
+		Epoch: r.schema.Value.Epoch, EpochSince: r.schema.Value.CreatedAt, WentBack: r.schema.Value.WentBack,
+		Slack: r.kit.slack, Hold: r.hold, Newer: head.RC.Value.MadeInEpoch(r.schema.Value.Epoch),
+		Breaker: breakerReason(r.breaker),
 	}
-	ps.snapshot = s
-	ps.readRollout()
-	for _, rec := range ps.head.Placements {
+	if head.RC.Value.Service != nil {
+		s.Companions = r.companions()
+	}
+	r.addRollout(s)
+	for _, rec := range head.Placements {
 		s.Pods = append(s.Pods, reconcile.Pod{Placement: rec.Value, Index: rec.Index})
 	}
-	if err := ps.readDetails(ctx); err != nil {
-		return err
+	if !r.recordless {
+		s.Manifest = r.kit.manifests.get(s.RC.ManifestDigest)
 	}
-	disbelieve(s)
-	return ps.addRequests(ctx, s, ps.head.Requests)
+	return head, s, nil
 }
 
-// companions returns the controllers of the other revisions of the service, those that are deleted too. Those without a
-// record are left out: the farm does not work on them, and they hold nothing up.
-func (ps *reader) companions() (companions []reconcile.Companion) {
-	if ps.head.RC.Value.Service == nil || !heedCompanions {
-		return nil
+// read completes an opened snapshot. The views of the nodes are older than the reports that read reads. So if a view
+// shows a new preparer, the reports have everything that the former preparer reported. If read fails, the readings have
+// what was read before the error.
+func (r *reader) read(ctx context.Context, opened *reconcile.Snapshot, guessed []string) (readings, error) {
+	s := *opened
+	got := readings{snapshot: &s, reports: r.reports}
+	if err := r.readDetails(ctx, &got, guessed); err != nil {
+		return got, err
 	}
-	for _, id := range ps.IDs() {
-		h := ps.Heads[id]
-		if id == ps.id || !h.Exists() || rc.IsPreDeploy(id) {
+	dropImplausible(&s)
+	return got, r.addRequests(ctx, &s, r.Heads[r.id].Requests)
+}
+
+// companions returns the other revisions of the service, also the deleted ones. No other controller waits for a
+// pre_deploy, or for a controller without a record.
+func (r *reader) companions() (companions []reconcile.Companion) {
+	for _, id := range r.IDs() {
+		h := r.Heads[id]
+		if id == r.id || !h.Exists() || rc.IsPreDeploy(id) {
 			continue
 		}
 		other := reconcile.Companion{RCID: id, Unread: len(h.Corrupt), Status: h.Status}
@@ -70,12 +97,15 @@ func (ps *reader) companions() (companions []reconcile.Companion) {
 	return companions
 }
 
-// recordlessRC makes up the record of a controller that has none, for as long as somebody asks for something. Where that is a
-// sweep it is deleted, so that all that it left behind goes; otherwise disabled, so that nothing goes but what was asked for. The leader's own sweep is none
-// where a pod is placed that is meant to run: then the record was lost, and only an operator may stop that.
+// recordlessRC makes up a record for a controller that has requests but no record. A sweep makes it a deleted one, so
+// that the farm removes everything that is left. Otherwise it is a disabled one, so that the farm removes only what a
+// request asks for. It is also disabled if only the leader asked for the sweep and a placement has the state running:
+// the real record was lost, and only an operator may stop these pods.
 func recordlessRC(id, by string, head *store.Head) rc.RC {
 	r := rc.RC{ID: id, Name: id, Disabled: true, ChangedBy: by}
-	runs := slices.ContainsFunc(head.Placements, func(p store.Rec[pod.Placement]) bool { return p.Value.RunState == pod.Running })
+	runs := slices.ContainsFunc(head.Placements, func(p store.Rec[pod.Placement]) bool {
+		return p.Value.RunState == pod.Running
+	})
 	if slices.ContainsFunc(head.Requests, func(r store.Rec[store.Request]) bool {
 		return r.Value.Kind == store.SweepOrphan && !(runs && r.Value.ByLeader())
 	}) {
@@ -85,54 +115,45 @@ func recordlessRC(id, by string, head *store.Head) rc.RC {
 	return r
 }
 
-// readHead takes in the controller's head. The record of a controller without one is made up.
-func (ps *reader) readHead() error {
-	if !ps.head.Exists() {
-		ps.head.RC.Value, ps.head.Err = recordlessRC(ps.id, ps.kit.farm, &ps.head), nil
-	}
-	if err := cmp.Or(ps.head.Err, joined(ps.head.Corrupt)); err != nil {
-		return err
-	}
-	ps.mem.last = evidenceOf(ps.head.RC.Index, ps.head.Placements)
-	return nil
-}
-
-// addRequests adds what operators ask for, and reads what a request for repair is about. For a controller without a record only those orphans
-// count that somebody asked to be swept, or that have a placement by now.
-func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, requests []store.Rec[store.Request]) error {
+// addRequests adds the requests to the snapshot, and reads the records that they are about. If the controller has no
+// record, the snapshot keeps only the orphans that a request sweeps or that have a placement now.
+func (r *reader) addRequests(
+	ctx context.Context, s *reconcile.Snapshot, requests []store.Rec[store.Request],
+) error {
 	swept := map[store.At]bool{}
-	about, err := ps.readAbout(ctx, requests)
+	about, err := r.readAbout(ctx, requests)
 	if err != nil {
 		return err
 	}
 	for _, rec := range requests {
-		r := rec.Value
-		if ps.mem.recordless && r.Kind == store.SweepOrphan && s.RC.DeletedAt != nil {
-			// It stays until the last transaction, which removes all: it is what tells a successor that a sweep is under way.
-			swept[store.At{Node: r.Node, Identity: r.Pod}] = true
+		req := rec.Value
+		if r.recordless && req.Kind == store.SweepOrphan && s.RC.DeletedAt != nil {
+			// The last transaction removes the request. Until then, the next owner learns of the sweep from it.
+			swept[store.At{Node: req.Node, Identity: req.Pod}] = true
 			continue
 		}
-		asked := reconcile.Request{ID: r.ID, Node: r.Node, Pod: r.Pod}
-		switch r.Kind {
+		asked := reconcile.Request{ID: req.ID, Node: req.Node, Pod: req.Pod}
+		switch req.Kind {
 		case store.ForgetPod:
-			lock := about.locks[r.Node]
-			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, lock.Locked, lock.Index, r.NodeIndex
+			lock := about.locks[req.Node]
+			asked.Forget, asked.Alive, asked.NodeIndex, asked.Declared = true, lock.Locked, lock.Index, req.NodeIndex
 		case store.LabelPod:
-			asked.Label = &reconcile.Labels{Set: r.Labels, Remove: r.Remove}
-		case store.SweepOrphan: // there is a record again, or what the leader would not have asked for
+			asked.Label = &reconcile.Labels{Set: req.Labels, Remove: req.Remove}
+		case store.SweepOrphan: // void: there is a record again, or only the leader asked
 		case store.RepairReservation:
-			ps.shared.askResync() // in the next pass: claims may be missing, too
-			if e := about.Unreadable[r.Node]; e != nil {
+			if e := about.Unreadable[req.Node]; e != nil {
 				asked.Waits = "a request to repair a reservation waits: " + e.Error()
 			}
-			s.Leaks = append(s.Leaks, about.leaks[r.Node]...)
-		default: // a newer rcctl asks, and a newer farm may own the controller next
-			asked.Waits = fmt.Sprintf("request %s waits: this farm does not know what %q is; upgrade it, or remove the request", r.ID, r.Kind)
+			s.UnusedShares = append(s.UnusedShares, about.leaks[req.Node]...)
+		default: // a newer rcctl wrote the request; the next owner may be a newer farm, which knows it
+			asked.Waits = fmt.Sprintf(
+				"request %s waits: this farm does not know the kind %q; upgrade it, or remove the request",
+				req.ID, req.Kind)
 		}
 		s.Requests = append(s.Requests, asked)
 	}
-	s.Orphans = ps.mem.notConfirmed(s.Orphans)
-	if ps.mem.recordless {
+	s.Orphans = r.confirmed.without(s.Orphans)
+	if r.recordless {
 		placed := map[pod.Identity]bool{}
 		for i := range s.Pods {
 			placed[s.Pods[i].Identity] = true
@@ -140,91 +161,99 @@ func (ps *reader) addRequests(ctx context.Context, s *reconcile.Snapshot, reques
 		s.Orphans = slices.DeleteFunc(slices.Clone(s.Orphans), func(o reconcile.Orphan) bool {
 			return !swept[store.At{Node: o.Node, Identity: o.Identity}] && !placed[o.Identity]
 		})
-		if s.Orphans, err = ps.stillThere(ctx, s.Orphans); err == nil {
-			s.Leftovers, err = ps.leftoversOf(ctx, slices.Collect(maps.Keys(swept)))
+		if s.Orphans, err = r.stillThere(ctx, s.Orphans); err == nil {
+			s.Leftovers, err = r.leftoversOf(ctx, slices.Collect(maps.Keys(swept)))
 		}
 	}
 	return err
 }
 
-// leftoversOf reads what nodes were told about some copies, as of now: what was stopped and confirmed meanwhile is told no more.
-func (ps *reader) leftoversOf(ctx context.Context, swept []store.At) ([]reconcile.Leftover, error) {
-	d, err := ps.kit.reads.ReadDetails(ctx, store.Wanted{Intents: swept, Realities: swept}, true)
+// leftoversOf returns the intents that still exist for some copies. A confirmed stop has no intent any more.
+func (r *reader) leftoversOf(ctx context.Context, swept []store.At) ([]reconcile.Leftover, error) {
+	d, err := r.kit.reads.ReadDetails(ctx, store.Wanted{Intents: swept, Realities: swept}, store.Consistent)
 	if err != nil {
 		return nil, err
 	}
 	var left []reconcile.Leftover
 	for _, at := range swept {
-		in, told := d.Intents[at]
-		if !told {
+		in, found := d.Intents[at]
+		if !found {
 			continue
 		}
 		l := reconcile.Leftover{Node: at.Node, Intent: in}
 		l.Intent.Identity = at.Identity
-		if r := d.Reports[at].Reality; r != nil && r.Revision <= max(pod.MaxReported, in.Revision) {
-			l.Reality = r
+		if reality := d.Reports[at].Reality; reality != nil && reality.Revision <= max(pod.MaxReported, in.Revision) {
+			l.Reality = reality
 		}
 		left = append(left, l)
 	}
 	return left, nil
 }
 
-// aboutRequests is what is read because operators ask for something.
 type aboutRequests struct {
 	store.Details
-	locks map[string]store.NodeLock   // of the nodes on which pods are to be forgotten
-	leaks map[string][]reconcile.Leak // by node: what is reserved there for pods of the controller that the node is not told about
+	locks map[string]store.NodeLock          // of the nodes on which pods are to be forgotten
+	leaks map[string][]reconcile.UnusedShare // by node: shares of the controller's pods that have no intent there
 }
 
-// readAbout reads what requests are about. What is watched of nodes may be older than the operator's word, or than the node's return.
-func (ps *reader) readAbout(ctx context.Context, requests []store.Rec[store.Request]) (about aboutRequests, err error) {
-	nodes := map[store.RequestKind]map[string]bool{store.ForgetPod: {}, store.SweepOrphan: {}, store.RepairReservation: {}}
+// readAbout reads the records that requests are about. The watches may be behind the operator's request, or behind the
+// return of the node.
+func (r *reader) readAbout(
+	ctx context.Context, requests []store.Rec[store.Request],
+) (about aboutRequests, err error) {
+	nodes := map[store.RequestKind]map[string]bool{
+		store.ForgetPod: {}, store.SweepOrphan: {}, store.RepairReservation: {},
+	}
 	for i := range requests {
 		if of := nodes[requests[i].Value.Kind]; of != nil {
 			of[requests[i].Value.Node] = true
 		}
 	}
 	if dead := slices.Sorted(maps.Keys(nodes[store.ForgetPod])); len(dead) > 0 {
-		if about.locks, err = ps.kit.lists.NodeLocks(ctx, dead); err != nil {
+		if about.locks, err = r.kit.lists.NodeLocks(ctx, dead); err != nil {
 			return about, err
 		}
 	}
 	if leaky := slices.Sorted(maps.Keys(nodes[store.RepairReservation])); len(leaky) > 0 {
-		if about.Details, err = ps.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: leaky}, false); err != nil {
+		about.Details, err = r.kit.reads.ReadDetails(ctx, store.Wanted{Reservations: leaky}, store.Default)
+		if err != nil {
 			return about, err
 		}
-		about.leaks, err = ps.readLeaks(ctx, about.Reservations)
+		about.leaks, err = r.readLeaks(ctx, about.Reservations)
 	}
 	return about, err
 }
 
-// readLeaks returns, by node, what reservations hold for pods of the controller that their nodes are not told about. A pod with an intent runs as it is told, or will,
-// also where its placement was lost, and is no orphan: its share stays (P3).
-func (ps *reader) readLeaks(ctx context.Context, reservations map[string]store.Rec[node.Reservation]) (map[string][]reconcile.Leak, error) {
+// readLeaks returns, by node, the reserved shares of pods of the controller that have no intent there. A pod with an
+// intent runs or will run, even if its placement was lost, so its share is kept (P3).
+func (r *reader) readLeaks(
+	ctx context.Context, reservations map[string]store.Rec[node.Reservation],
+) (map[string][]reconcile.UnusedShare, error) {
 	var held []store.At
 	for name, rec := range reservations {
 		for _, h := range rec.Value.Claims {
-			if h.Pod.RCID == ps.id {
+			if h.Pod.RCID == r.id {
 				held = append(held, store.At{Node: name, Identity: h.Pod})
 			}
 		}
 	}
-	told, err := ps.kit.lists.Told(ctx, held) // after the claims: what had one by then was told about in the same transaction
+	// Read the intents after the shares: one transaction writes both, so the intent of each share is there now.
+	intended, err := r.kit.lists.HaveIntents(ctx, held)
 	if err != nil {
 		return nil, err
 	}
-	leaks := map[string][]reconcile.Leak{}
+	leaks := map[string][]reconcile.UnusedShare{}
 	for _, at := range held {
-		if !told[at] {
-			leaks[at.Node] = append(leaks[at.Node], reconcile.Leak{Node: at.Node, Pod: at.Identity})
+		if !intended[at] {
+			leaks[at.Node] = append(leaks[at.Node], reconcile.UnusedShare{Node: at.Node, Pod: at.Identity})
 		}
 	}
 	return leaks, nil
 }
 
-// stillThere reads again whether nodes run what they were seen to. A sweep adopts an orphan, which may start it, and has it
-// stopped: once is enough.
-func (ps *reader) stillThere(ctx context.Context, orphans []reconcile.Orphan) ([]reconcile.Orphan, error) {
+// stillThere returns the orphans that their nodes still list. A sweep adopts an orphan, which may start it, before it
+// stops it. So it must not adopt an orphan that has stopped already.
+func (r *reader) stillThere(ctx context.Context, orphans []reconcile.Orphan) ([]reconcile.Orphan, error) {
 	var there []reconcile.Orphan
 	listed := map[store.At]bool{}
 	asked := map[string]bool{}
@@ -233,7 +262,7 @@ func (ps *reader) stillThere(ctx context.Context, orphans []reconcile.Orphan) ([
 			continue
 		}
 		asked[o.Node] = true
-		rec, complete, err := ps.kit.lists.NodeOrphans(ctx, o.Node)
+		rec, complete, err := r.kit.lists.NodeOrphans(ctx, o.Node)
 		var corrupt *store.CorruptError
 		switch {
 		case errors.Is(err, store.ErrNotFound), errors.As(err, &corrupt):
@@ -263,5 +292,25 @@ func breakerReason(b store.Rec[store.Breaker]) string {
 		return "the mass-stop breaker has tripped: " + b.Value.Reason
 	default:
 		return ""
+	}
+}
+
+// addRollout adds the rollout in charge of the controller to the snapshot. A rollout that cannot be read is taken to be
+// in charge. A pre_deploy without a rollout is taken for disabled, because its program may have run and must not run
+// again.
+func (r *reader) addRollout(s *reconcile.Snapshot) {
+	record := &r.Rollout.Value
+	if r.troubleReporter() == r.id {
+		s.RolloutTrouble, s.RolloutStuck = roll.Trouble(&r.Unit), record.Stuck
+	}
+	preDeploy := rc.IsPreDeploy(r.id)
+	switch {
+	case s.RC.Service == nil && !preDeploy:
+	case r.RolloutErr != nil:
+		s.Rollout = "(its record cannot be read)"
+	case r.Rollout.Index != 0 && record.Has(r.id):
+		s.Rollout, s.RolloutIdle = record.Term(), record.Idle()
+	case preDeploy:
+		s.RC.Disabled = true
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A pod comes to a node only by the labels whose versions its reservation has. What is there already does not depend on them, nor
-// does what the pod leaves.
-func TestOnlyWhatComesDependsOnLabelVersions(t *testing.T) {
+// A pod is only brought to a node whose reservation has the label versions that the farm knows. Pods that are already
+// there, and pods that move off, do not depend on the label versions.
+func TestOnlyNewPodsDependOnLabelVersions(t *testing.T) {
 	t.Parallel()
 	id := pod.Identity{RCID: "web", Role: "main"}
 	known := node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 9}}, node.Ops{}, true)
@@ -24,23 +24,34 @@ func TestOnlyWhatComesDependsOnLabelVersions(t *testing.T) {
 		reserve []reconcile.ReserveChange
 		refused scheduler.Reason
 	}{
-		"placed":          {reconcile.Place, "n1", here, scheduler.Relabelled},
-		"moved here":      {reconcile.Move, "n1", here, scheduler.Relabelled},
-		"moved elsewhere": {reconcile.Move, "n2", []reconcile.ReserveChange{{Node: "n2", Claim: &claim}, {Node: "n1"}}, ""},
-		"upgraded":        {reconcile.Upgrade, "n1", here, ""},
-		"back again":      {reconcile.Return, "n1", here, ""},
-		"adopted":         {reconcile.Adopt, "n1", []reconcile.ReserveChange{{Node: "n1", Claim: &claim, Force: true}}, ""},
+		"placed":     {reconcile.Place, "n1", here, scheduler.Relabelled},
+		"moved here": {reconcile.Move, "n1", here, scheduler.Relabelled},
+		"moved elsewhere": {
+			reconcile.Move, "n2",
+			[]reconcile.ReserveChange{{Node: "n2", Claim: &claim}, {Node: "n1"}},
+			"",
+		},
+		"upgraded":   {reconcile.Upgrade, "n1", here, ""},
+		"back again": {reconcile.Return, "n1", here, ""},
+		"adopted": {
+			reconcile.Adopt, "n1",
+			[]reconcile.ReserveChange{{Node: "n1", Claim: &claim, Force: true}},
+			"",
+		},
 	} {
 		for version, labels := range map[string]map[string]string{"": nil, "the same": {}, "others": {"pool": "b"}} {
 			res, want := node.Reservation{}, scheduler.Reason("")
 			if version != "" {
-				res = res.AsOperatorsSay(node.Ops{Labels: labels})
+				res = res.WithOps(node.Ops{Labels: labels})
 			}
 			if version == "others" {
 				want = tt.refused
 			}
 			nodes := map[string]*node.View{"n1": known}
-			ch := &reconcile.Change{Action: tt.action, Identity: id, Placement: &pod.Placement{Identity: id, Node: tt.on}, Reserve: tt.reserve}
+			ch := &reconcile.Change{
+				Action: tt.action, Identity: id,
+				Placement: &pod.Placement{Identity: id, Node: tt.on}, Reserve: tt.reserve,
+			}
 			writes, refused := reserve(nodes, map[string]store.Rec[node.Reservation]{"n1": {Value: res, Index: 7}}, ch)
 			if refused != want {
 				t.Errorf("%s, %s version: %q, want %q", name, version, refused, want)

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
@@ -22,36 +21,36 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// behind is a farm that hears of nodes, and of what operators say about them, when it is let.
-type behind struct {
+// lagging is a farm whose watches of nodes and of operators' records deliver changes only when the test allows it.
+type lagging struct {
 	*store.FarmSession
-	hears *hearing
+	updates *updates
 }
 
-// hearing is when a farm hears what has changed since.
-type hearing struct {
+// updates controls when the watches of a lagging farm deliver changes.
+type updates struct {
 	gate chan struct{}
-	// writing, if set, is called before the first write that places something.
+	// writing, if set, is called before the first write that places a pod.
 	writing func()
 	once    sync.Once
 }
 
-func (b behind) Commit(ctx context.Context, batch *store.Batch) error {
-	if f := b.hears.writing; f != nil && len(batch.Reservations) > 0 {
-		b.hears.once.Do(f)
+func (b lagging) Commit(ctx context.Context, batch *store.Batch) error {
+	if f := b.updates.writing; f != nil && len(batch.Reservations) > 0 {
+		b.updates.once.Do(f)
 	}
 	return b.FarmSession.Commit(ctx, batch)
 }
 
-func (h *hearing) wait(ctx context.Context) {
+func (h *updates) wait(ctx context.Context) {
 	select {
 	case <-h.gate:
 	case <-ctx.Done():
 	}
 }
 
-// heard passes on what is delivered first at once.
-func heard[T any](ctx context.Context, h *hearing, deliver func(store.Seen[T]) error) func(store.Seen[T]) error {
+// holdBack passes on the first delivery at once, and the others after the test allows it.
+func holdBack[T any](ctx context.Context, h *updates, deliver func(store.Seen[T]) error) func(store.Seen[T]) error {
 	first := true
 	return func(s store.Seen[T]) error {
 		if !first {
@@ -62,41 +61,48 @@ func heard[T any](ctx context.Context, h *hearing, deliver func(store.Seen[T]) e
 	}
 }
 
-func (b behind) WatchNodes(ctx context.Context, shard int, onError func(error), deliver func(store.Seen[node.Node]) error) error {
-	return b.FarmSession.WatchNodes(ctx, shard, onError, heard(ctx, b.hears, deliver))
+func (b lagging) WatchNodes(ctx context.Context, shard int, onError func(error),
+	deliver func(store.Seen[node.Node]) error,
+) error {
+	return b.FarmSession.WatchNodes(ctx, shard, onError, holdBack(ctx, b.updates, deliver))
 }
 
-func (b behind) WatchNodeOps(ctx context.Context, onError func(error), deliver func(store.Seen[node.Ops]) error) error {
-	return b.FarmSession.WatchNodeOps(ctx, onError, heard(ctx, b.hears, deliver))
+func (b lagging) WatchNodeOps(ctx context.Context, onError func(error),
+	deliver func(store.Seen[node.Ops]) error,
+) error {
+	return b.FarmSession.WatchNodeOps(ctx, onError, holdBack(ctx, b.updates, deliver))
 }
 
-// lateFarm is a farm that knows the nodes as they are now, until it is let hear more.
-func (c *cluster) lateFarm(id string, hears *hearing) (hear func()) {
+// lateFarm runs a farm that knows the nodes as they are now. It sees later changes only after update is called.
+func (c *cluster) lateFarm(id string, updates *updates) (update func()) {
 	c.t.Helper()
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	client, st := c.connect()
-	hears.gate = make(chan struct{})
+	updates.gate = make(chan struct{})
 	started := make(chan *farm.Farm, 1)
 	c.background(func(ctx context.Context) error {
-		session := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+		session := c.session("farm", id)
 		return client.RunSession(ctx, session, func(ctx context.Context, s *consul.Session) error {
-			f := farm.NewFarm(farm.Config{ID: id, Store: behind{st.FarmSession(s, id), hears}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
+			f := farm.NewFarm(farm.Config{
+				ID: id, Store: lagging{st.FarmSession(s, id), updates}, Log: log,
+				TTL: 500 * time.Millisecond, SweepEvery: time.Second,
+			})
 			select {
 			case started <- f:
-			default: // the farm starts again after its session was lost; the test does not wait for that
+			default: // the farm has started again after its session was lost
 			}
 			return f.Start(ctx)
 		})
 	})
 	f := <-started
 	consultest.Eventually(c.t, soon, f.Ready)
-	return func() { close(hears.gate) }
+	return func() { close(updates.gate) }
 }
 
-// synced waits until nodes have said what they run under the epoch of now.
+// synced waits until nodes have reported what they run in the present epoch.
 func (c *cluster) synced(names ...string) {
 	c.t.Helper()
 	schema, err := c.store.EnsureSchema(c.t.Context())
@@ -138,9 +144,10 @@ func static(selector string, n int) func(*rc.RC) {
 	}
 }
 
-// A farm that has not heard of a node's labels yet places nothing there, whether operators have changed them or the preparer has other
-// ones, and were it while the farm writes: pods of static controllers would stay.
-func TestPlacingDependsOnTheLabelsOfNow(t *testing.T) {
+// A farm that has not seen a node's new labels places no pod there, because pods of static controllers would not be
+// moved off again. It does not matter whether the operators or the preparer have changed the labels, or whether the
+// farm was writing meanwhile.
+func TestPlacingDependsOnThePresentLabels(t *testing.T) {
 	t.Parallel()
 	const operators, writing, preparers = "operators'", "operators', while it writes", "the preparer's"
 	for _, whose := range []string{operators, writing, preparers} {
@@ -150,12 +157,12 @@ func TestPlacingDependsOnTheLabelsOfNow(t *testing.T) {
 			stop := c.node("n1", map[string]string{"pool": "a"}, nil)
 			c.node("n2", map[string]string{"pool": "a"}, nil)
 			c.synced("n1", "n2")
-			hears := &hearing{}
+			updates := &updates{}
 			var written atomic.Bool
 			if whose == writing {
-				hears.writing = func() { c.relabel("n1", "pool", "b"); written.Store(true) }
+				updates.writing = func() { c.relabel("n1", "pool", "b"); written.Store(true) }
 			}
-			hear := c.lateFarm("f1", hears)
+			update := c.lateFarm("f1", updates)
 			switch whose {
 			case operators:
 				c.relabel("n1", "pool", "b")
@@ -167,10 +174,11 @@ func TestPlacingDependsOnTheLabelsOfNow(t *testing.T) {
 			}
 			c.apply("web", testManifest("web", 0), static("pool=a", 6))
 			c.converged("web", 6)
-			if on := c.onNodes("web"); !maps.Equal(on, map[string]int{"n2": 6}) || written.Load() != (whose == writing) {
+			if on := c.onNodes("web"); !maps.Equal(on, map[string]int{"n2": 6}) ||
+				written.Load() != (whose == writing) {
 				t.Fatalf("pods by node: %v; n1 has pool=b", on)
 			}
-			hear()
+			update()
 			c.apply("other", testManifest("other", 0), static("pool=b", 2))
 			c.converged("other", 2)
 			if on := slices.Collect(maps.Keys(c.onNodes("other"))); !slices.Equal(on, []string{"n1"}) {
@@ -180,38 +188,42 @@ func TestPlacingDependsOnTheLabelsOfNow(t *testing.T) {
 	}
 }
 
-// Where nothing but relabelled nodes is left the status says so, and the pods are placed as soon as the farm hears that the nodes
-// match after all.
-func TestNoRoomWhereLabelsAreNotKnown(t *testing.T) {
+// If only relabelled nodes are left, the status reports that. The pods are placed as soon as the farm sees that the
+// nodes match after all.
+func TestNoPlacementWhereLabelsAreNotKnown(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", map[string]string{"pool": "a"}, nil)
 	c.synced("n1")
-	hear := c.lateFarm("f1", &hearing{})
-	c.relabel("n1", "rack", "r1") // does not matter to the controller, which the farm cannot know
+	update := c.lateFarm("f1", &updates{})
+	c.relabel("n1", "rack", "r1") // the label does not matter to the controller, but the farm cannot know that
 	c.apply("web", testManifest("web", 0), static("pool=a", 2))
 	c.is("web", rc.InsufficientNodes, 1)
 	st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 	if err != nil {
 		t.Fatal(err)
 	}
-	says := func(cond rc.Condition) bool {
+	relabelled := func(cond rc.Condition) bool {
 		return cond.Type == rc.InsufficientNodes && strings.Contains(cond.Reason, "relabelled: 1")
 	}
-	if !slices.ContainsFunc(st.Value.Conditions, says) {
+	if !slices.ContainsFunc(st.Value.Conditions, relabelled) {
 		t.Errorf("status %+v", st.Value)
 	}
-	hear()
+	update()
 	c.converged("web", 2)
 }
 
-// What was written by those who do not know label versions stands in the way for no longer than until the next sweep, whichever of the two layers it
-// is about.
+// If programs that do not know label versions have written wrong label versions, pods can be placed again after the
+// next sweep. This holds for both layers of labels.
 func TestWrongLabelVersionsAreMended(t *testing.T) {
 	t.Parallel()
 	for name, wrong := range map[string]func(*node.Reservation){
-		"operators'":     func(r *node.Reservation) { r.Labels.Operators = node.LabelVersion(map[string]string{"pool": "z"}) },
-		"the preparer's": func(r *node.Reservation) { r.Labels.Own = node.LabelVersion(map[string]string{"pool": "z"}) },
+		"operators'": func(r *node.Reservation) {
+			r.Labels.Operators = node.LabelVersion(map[string]string{"pool": "z"})
+		},
+		"the preparer's": func(r *node.Reservation) {
+			r.Labels.Own = node.LabelVersion(map[string]string{"pool": "z"})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -238,7 +250,10 @@ func TestWrongLabelVersionsAreMended(t *testing.T) {
 			c.apply("other", testManifest("other", 0), static("pool=a", 1))
 			c.converged("other", 1)
 			found, _, err = c.store.ReservationsOf(t.Context(), []string{"n1"})
-			want := node.LabelVersions{Own: node.LabelVersion(map[string]string{"pool": "a"}), Operators: node.LabelVersion(map[string]string{"rack": "r1"})}
+			want := node.LabelVersions{
+				Own:       node.LabelVersion(map[string]string{"pool": "a"}),
+				Operators: node.LabelVersion(map[string]string{"rack": "r1"}),
+			}
 			if err != nil || found["n1"].Value.Labels != want || len(found["n1"].Value.Claims) != 2 {
 				t.Errorf("reservation %+v, %v", found["n1"].Value, err)
 			}

@@ -11,96 +11,120 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// reported are the pods of a controller with what their nodes report of them.
-type reported struct {
-	pods   []reconcile.Pod // shared by all passes over the view, so nobody may change them
-	doubts []string        // what cannot be read of the reports, or is not believed
+// reports has what nodes report about the pods of a unit. The passes of a look share it, so its methods return new
+// reports instead of changing it.
+type reports struct {
+	copies map[store.At]store.Report
+	pods   map[string]reported // by controller: its pods with the reports in copies
 }
 
-// unread returns the copies of the pods of some controllers whose reports no pass over the view has read.
-func (v *view) unread(rcIDs ...string) (copies []store.At) {
+type reported struct {
+	pods   []reconcile.Pod
+	doubts []string // texts about reports that are unreadable or impossible
+}
+
+// readReports reads what a pass wants, and the reports about the pods of some controllers that the view lacks. It
+// returns the reports of the view together with these.
+func (v *view) readReports(
+	ctx context.Context, reads Reads, w store.Wanted, rcIDs ...string,
+) (reports, store.Details, error) {
 	for _, id := range rcIDs {
-		if _, known := v.pods[id]; known || v.Heads[id] == nil {
-			continue
-		}
-		for i := range v.Heads[id].Placements {
-			for _, at := range copiesOf(&v.Heads[id].Placements[i].Value) {
-				if _, read := v.reports[at]; !read {
-					copies = append(copies, at)
-				}
+		w.Realities = append(w.Realities, v.unread(id)...)
+	}
+	if w.Empty() {
+		d := store.Details{Intents: map[store.At]pod.Intent{}} // the caller may add intents
+		return v.reports.with(nil, v.Heads, rcIDs), d, nil
+	}
+	d, err := reads.ReadDetails(ctx, w, v.level)
+	if err != nil {
+		return v.reports, d, err
+	}
+	return v.reports.with(d.Reports, v.Heads, rcIDs), d, nil
+}
+
+func (v *view) unread(rcID string) (copies []store.At) {
+	if _, known := v.reports.pods[rcID]; known || v.Heads[rcID] == nil {
+		return nil
+	}
+	for i := range v.Heads[rcID].Placements {
+		for _, at := range copiesOf(&v.Heads[rcID].Placements[i].Value) {
+			if _, read := v.reports.copies[at]; !read {
+				copies = append(copies, at)
 			}
 		}
 	}
 	return copies
 }
 
-// readDetails reads all that a pass wants, and takes the reports among it into the view.
-func (v *view) readDetails(ctx context.Context, reads Reads, w store.Wanted) (store.Details, error) {
-	if w.Empty() {
-		return store.Details{Intents: map[store.At]pod.Intent{}}, nil // more may be added
+// with adds reports, and the pods of some controllers. The reports about these pods must be in r or in more.
+func (r reports) with(more map[store.At]store.Report, heads map[string]*store.Head, rcIDs []string) reports {
+	all := reports{copies: r.copies, pods: map[string]reported{}}
+	if len(r.copies) == 0 {
+		all.copies = more
+	} else if len(more) > 0 {
+		all.copies = maps.Clone(r.copies)
+		maps.Copy(all.copies, more)
 	}
-	d, err := reads.ReadDetails(ctx, w, v.consistent)
-	if err != nil {
-		return d, err
+	maps.Copy(all.pods, r.pods)
+	for _, id := range rcIDs {
+		if _, known := all.pods[id]; !known && heads[id] != nil {
+			all.pods[id] = all.podsOf(heads[id].Placements)
+		}
 	}
-	if v.reports == nil {
-		v.reports, v.pods = make(map[store.At]store.Report, len(d.Reports)), map[string]reported{}
-	}
-	maps.Copy(v.reports, d.Reports)
-	return d, nil
+	return all
 }
 
-// podsOf returns the pods of a controller with the reports that passes over the view have read of them, which must be
-// all that there are. They are made once for all of these passes.
-func (v *view) podsOf(rcID string) reported {
-	if known, ok := v.pods[rcID]; ok {
-		return known
-	}
-	placements := v.Heads[rcID].Placements
-	r := reported{pods: make([]reconcile.Pod, len(placements))}
+// withoutPods drops the pods of a controller whose placements have changed, but not the reports about them.
+func (r reports) withoutPods(rcID string) reports {
+	pods := maps.Clone(r.pods)
+	delete(pods, rcID)
+	return reports{copies: r.copies, pods: pods}
+}
+
+func (r reports) podsOf(placements []store.Rec[pod.Placement]) reported {
+	of := reported{pods: make([]reconcile.Pod, len(placements))}
 	for i := range placements {
-		p := &r.pods[i]
+		p := &of.pods[i]
 		p.Placement, p.Index = placements[i].Value, placements[i].Index
-		r.doubts = append(r.doubts, v.addReports(p)...)
+		of.doubts = append(of.doubts, r.addTo(p)...)
 	}
-	if v.pods != nil {
-		v.pods[rcID] = r
-	}
-	return r
+	return of
 }
 
-// addReports adds what nodes report about a pod, and returns what cannot be read of it or is not believed.
-func (v *view) addReports(p *reconcile.Pod) (doubts []string) {
-	most := toldOf(&p.Placement)
+// addTo adds its nodes' reports to a pod. It returns a text for each report that is unreadable or impossible, and one
+// if the pod's revision cannot grow any more.
+func (r reports) addTo(p *reconcile.Pod) (doubts []string) {
+	most := highestRevision(&p.Placement)
 	if most >= pod.MaxRevision {
 		doubts = append(doubts, fmt.Sprintf(
-			"no node takes another change of %s: revision of its placement, or of a former copy in it: %d; allowed: less than %d",
+			"no node takes another change of %s: "+
+				"revision of its placement, or of a former copy in it: %d; allowed: less than %d",
 			p.Identity, most, pod.MaxRevision))
 	}
 	for _, at := range copiesOf(&p.Placement) {
-		r := v.reports[at]
+		report := r.copies[at]
 		switch {
-		case r.Err != nil:
-			doubts = append(doubts, r.Err.Error())
-		case r.Reality == nil:
-		case r.Reality.Revision > most:
-			doubts = append(doubts, unbelievable(at.Node, p.Identity, r.Reality.Revision, most))
+		case report.Err != nil:
+			doubts = append(doubts, report.Err.Error())
+		case report.Reality == nil:
+		case report.Reality.Revision > most:
+			doubts = append(doubts, implausible(at.Node, p.Identity, report.Reality.Revision, most))
 		case at.Node == p.Node:
-			p.Reality = r.Reality
+			p.Reality = report.Reality
 		default:
 			if p.Ghosts == nil {
 				p.Ghosts = map[string]*pod.Reality{}
 			}
-			p.Ghosts[at.Node] = r.Reality
+			p.Ghosts[at.Node] = report.Reality
 		}
 	}
 	return doubts
 }
 
-// toldOf returns the highest revision that a node may report of a pod. A higher one is left out: nobody has told any
-// node of it, and no clock gives it. What is decided next about the pod would take one more, and some day there is none
-// (R3).
-func toldOf(p *pod.Placement) int64 {
+// highestRevision returns the highest revision that a node can report for a pod. No farm has written a higher one, and
+// no clock leads to it. If the farm believed such a report, each change would need an even higher revision, until none
+// is left (R3).
+func highestRevision(p *pod.Placement) int64 {
 	most := max(pod.MaxReported, p.Revision)
 	for _, g := range p.Ghosts {
 		most = max(most, g.Revision)
@@ -108,29 +132,30 @@ func toldOf(p *pod.Placement) int64 {
 	return most
 }
 
-// disbelieve leaves orphans of such revisions out of a snapshot. The status names the nodes.
-func disbelieve(s *reconcile.Snapshot) {
+// dropImplausible removes orphans with impossible revisions, and adds errors that name their nodes.
+func dropImplausible(s *reconcile.Snapshot) {
 	if len(s.Orphans) == 0 {
 		return
 	}
-	told := map[pod.Identity]int64{}
+	highest := map[pod.Identity]int64{}
 	for i := range s.Pods {
-		told[s.Pods[i].Identity] = toldOf(&s.Pods[i].Placement)
+		highest[s.Pods[i].Identity] = highestRevision(&s.Pods[i].Placement)
 	}
 	s.Orphans = slices.DeleteFunc(slices.Clone(s.Orphans), func(o reconcile.Orphan) bool {
-		most := max(pod.MaxReported, told[o.Identity])
+		most := max(pod.MaxReported, highest[o.Identity])
 		if o.Revision > most {
-			s.Errors = append(s.Errors, unbelievable(o.Node, o.Identity, o.Revision, most))
+			s.Errors = append(s.Errors, implausible(o.Node, o.Identity, o.Revision, most))
 		}
 		return o.Revision > most
 	})
 }
 
-func unbelievable(name string, id pod.Identity, revision, most int64) string {
-	return fmt.Sprintf("what node %s reports of %s is not believed: revision: %d; allowed: up to %d", name, id, revision, most)
+func implausible(name string, id pod.Identity, revision, most int64) string {
+	return fmt.Sprintf("node %s reports of %s an impossible revision, which is ignored: %d; allowed: up to %d",
+		name, id, revision, most)
 }
 
-// copiesOf returns where a pod is or may still be.
+// copiesOf returns the copies of a pod: on its node, and on the nodes where it may still be.
 func copiesOf(p *pod.Placement) []store.At {
 	copies := make([]store.At, 1, 1+len(p.Ghosts))
 	copies[0] = store.At{Node: p.Node, Identity: p.Identity}

@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// ask leaves a request for a controller's owner and returns its id.
+// ask writes a request to a controller's owner and returns its id.
 func (c *cluster) ask(rcID string, kind store.RequestKind, nodeName string, id pod.Identity) string {
 	c.t.Helper()
 	r := store.Request{ID: store.NewID(), RCID: rcID, Kind: kind, Node: nodeName, Pod: id, By: "test", At: time.Now()}
@@ -38,7 +38,7 @@ func (c *cluster) answered(rcID, id string) (bool, error) {
 	return false, err
 }
 
-// A request of a kind that this farm does not know, as a newer rcctl asks, waits for a farm that does.
+// A request of a kind that this farm does not know, for example of a newer rcctl, waits for a farm that knows it.
 func TestARequestOfAnUnknownKindStays(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -59,7 +59,7 @@ func TestARequestOfAnUnknownKindStays(t *testing.T) {
 	}
 }
 
-// A declaration about a node whose reservation cannot be read waits for that record, and is carried out then.
+// A request to forget a pod waits while the node's reservation cannot be read, and is carried out after that.
 func TestAForgetWaitsForAnUnreadableReservation(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -72,7 +72,10 @@ func TestAForgetWaitsForAnUnreadableReservation(t *testing.T) {
 	key := c.store.Keys().Reservations.Key("n1")
 	good := c.spoil(key)
 	id := pod.Identity{RCID: "web", Role: "main"}
-	requests := []string{c.ask("web", store.ForgetPod, "n1", id), c.ask("web", store.RepairReservation, "n1", pod.Identity{})}
+	requests := []string{
+		c.ask("web", store.ForgetPod, "n1", id),
+		c.ask("web", store.RepairReservation, "n1", pod.Identity{}),
+	}
 	consultest.Eventually(t, soon, func() error {
 		st, err := c.store.Statuses.Get(t.Context(), store.Default, "web")
 		if err == nil && strings.Count(st.Value.LastError, "reservations/n1") < 2 {
@@ -101,8 +104,8 @@ func TestAForgetWaitsForAnUnreadableReservation(t *testing.T) {
 	})
 }
 
-// What a node holds for replicas that are not there is released when somebody asks for it, also for those that are elsewhere.
-func TestARepairReleasesWhatNobodyHas(t *testing.T) {
+// A requested repair releases the shares of replicas that have no copy on the node, even if they run elsewhere.
+func TestARepairReleasesSharesWithoutAPod(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -111,7 +114,7 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 	c.converged("web", 1)
 	c.node("n2", nil, nil)
 	here, gone := pod.Identity{RCID: "web", Role: "main"}, pod.Identity{RCID: "web", Role: "main", Index: 7}
-	other := pod.Identity{RCID: "local-db", Role: "main"} // which no sweep looks at
+	other := pod.Identity{RCID: "local-db", Role: "main"} // no sweep looks at its shares
 	leaked := node.Reservation{Claims: map[string]node.Claim{}}
 	for _, id := range []pod.Identity{here, gone, other} {
 		leaked.Claims[id.String()] = node.NewClaim(id, map[string]int{"http": 9000 + id.Index}, 0, 0)
@@ -135,8 +138,8 @@ func TestARepairReleasesWhatNobodyHas(t *testing.T) {
 	c.converged("web", 1)
 }
 
-// A declaration about a whole machine leaves hundreds of requests, and several may be declared gone at once: who holds their nodes is
-// read together.
+// If a whole machine is declared gone, there are hundreds of requests, perhaps about several nodes. The locks of the
+// nodes are read together.
 func TestNodeLocksAreReadTogether(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -163,9 +166,10 @@ func TestNodeLocksAreReadTogether(t *testing.T) {
 	if !locks["n1"].Locked || locks["n2"].Locked {
 		t.Errorf("n1 %+v, n2 %+v", locks["n1"], locks["n2"])
 	}
-	for _, name := range names[1:4] { // a living preparer writes its record again
+	for _, name := range names[1:4] { // without n1, whose living preparer may write its record again
 		index, locked, err := c.store.NodeLock(t.Context(), name)
-		if want := (store.NodeLock{Index: index, Locked: locked}); err != nil || locks[name] != want || (index != 0) != (name == "n2") {
+		if want := (store.NodeLock{Index: index, Locked: locked}); err != nil || locks[name] != want ||
+			(index != 0) != (name == "n2") {
 			t.Errorf("%s: %+v, alone %+v, %v", name, locks[name], want, err)
 		}
 	}

@@ -10,11 +10,12 @@ import (
 	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// newOwnCluster is newCluster on a Consul of its own, for what concerns all of it.
+// newOwnCluster returns a cluster on its own Consul, for tests that change all of Consul.
 func newOwnCluster(t *testing.T) *cluster {
 	t.Helper()
 	server, err := consultest.Start("")
@@ -25,7 +26,7 @@ func newOwnCluster(t *testing.T) *cluster {
 	return clusterAt(t, server.Addr)
 }
 
-// clusterAt returns a cluster that has the Consul at an address for itself.
+// clusterAt returns a cluster that uses the Consul at an address alone.
 func clusterAt(t *testing.T, addr string) *cluster {
 	t.Helper()
 	client, err := consul.New(consul.Config{Address: addr})
@@ -49,7 +50,7 @@ func (c *cluster) snapshot() []byte {
 	return saved
 }
 
-// restored is what a restore came to; a server that hung in it is tried again by consultest.DespiteHangs.
+// restored checks the result of a restore. After a hang of the server, consultest.DespiteHangs tries again.
 func (c *cluster) restored(err error) {
 	c.t.Helper()
 	if errors.Is(err, consultest.ErrHung) {
@@ -60,8 +61,9 @@ func (c *cluster) restored(err error) {
 	}
 }
 
-// A snapshot older than every living session: the sessions vanish with the restore, so that each daemon learns of it through
-// the loss of its session. The epoch is renewed (R1), and what runs is adopted where it runs, all the same.
+// The snapshot that is restored is older than all living sessions. The sessions vanish, so each daemon learns of the
+// restore by the loss of its session. The epoch is still renewed (R1), and running pods are adopted where they run. The
+// farm waits for a node that appears late.
 func TestARestoreOlderThanTheSessions(t *testing.T) {
 	t.Parallel()
 	consultest.DespiteHangs(t, func() { testOldRestore(t) })
@@ -71,16 +73,22 @@ func testOldRestore(t *testing.T) {
 	t.Helper()
 	c := newOwnCluster(t)
 	old := store.Schema{FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
-	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // nothing waits because the epoch is new
+	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // the epoch is old, so no farm waits for nodes to appear
 	c.apply("web", testManifest("web", 0), replicas(3))
 	snapshot := c.snapshot()
+	stop := map[string]func(){}
 	for i := range 6 {
-		c.node(fmt.Sprintf("n%d", i), nil, nil)
+		name := fmt.Sprintf("n%d", i)
+		stop[name] = c.node(name, nil, nil)
 	}
-	c.farm("f1")
+	c.patientFarm("f1", ttl)
 	c.converged("web", 3)
 	before := c.running("web")
+	late := before[pod.Identity{RCID: "web", Role: "main"}][0]
+	stop[late]() // its pods run on
 	c.restored(consultest.Restore(t.Context(), c.addr, snapshot))
+	c.condition("web", rc.Holding, true, "the records are new")
+	c.background(c.nodes[late].Resume)
 	consultest.Eventually(t, soon, func() error {
 		for id, on := range c.running("web") {
 			if len(on) != 1 || before[id] == nil || on[0] != before[id][0] {
@@ -108,8 +116,8 @@ func testOldRestore(t *testing.T) {
 	c.converged("web", 3)
 }
 
-// A snapshot is restored between the removal of a deleted controller's last placement and the transaction that removes the
-// controller itself, whose record is the same before and after. The placements that came back with it are not left behind.
+// A snapshot is restored while a deleted controller is being removed: its last placement is gone, and its record is
+// still there and unchanged. After the restore the placements are back, and must be removed, too.
 func TestARestoreBeforeTheLastTransactionLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before the last look", "after the last look"} {
@@ -168,9 +176,9 @@ func testRestoreBeforeFinish(t *testing.T, afterLook bool) {
 	}
 }
 
-// A snapshot is restored while no farm runs, and the farm that starts then has seen nothing of what was lost. It may place what runs
-// already; the preparers know, and in the end each pod runs once.
-func TestAFarmWithoutAPast(t *testing.T) {
+// A snapshot is restored while no farm runs. The farm that starts then does not know the lost records, so it may place
+// pods that already run. The preparers know these pods, and in the end each pod runs once.
+func TestAFarmThatStartsAfterARestore(t *testing.T) {
 	t.Parallel()
 	consultest.DespiteHangs(t, func() { testFarmWithoutPast(t) })
 }
@@ -179,7 +187,7 @@ func testFarmWithoutPast(t *testing.T) {
 	t.Helper()
 	c := newOwnCluster(t)
 	old := store.Schema{FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now().Add(-time.Hour)}
-	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // nothing waits because the epoch is new
+	c.put(c.store.Keys().Schema.Key(), mustJSON(t, old)) // the epoch is old, so no farm waits for nodes to appear
 	for i := range 6 {
 		c.node(fmt.Sprintf("n%d", i), nil, nil)
 	}
@@ -195,7 +203,7 @@ func testFarmWithoutPast(t *testing.T) {
 	c.restored(consultest.Restore(t.Context(), c.addr, snapshot))
 	before := c.running("web")
 	c.farm("f2")
-	c.apply("web", testManifest("web", 8080), replicas(4)) // what was found is released (R2)
+	c.apply("web", testManifest("web", 8080), replicas(4)) // the change ends the adoption (R2)
 	c.converged("web", 4)
 	consultest.Eventually(t, soon, func() error {
 		now := c.running("web")
@@ -211,9 +219,9 @@ func testFarmWithoutPast(t *testing.T) {
 	})
 }
 
-// An operator removes the record of a machine that is gone, and a new one takes the name (docs/runbook.md): no farm takes that
-// for a store that went back in time.
-func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
+// An operator removes the record of a machine that is gone, and a new machine takes the name (docs/runbook.md). No farm
+// concludes from this that the store went back in time.
+func TestAReplacedMachineIsNotTakenForARestore(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -229,24 +237,27 @@ func TestAMachineThatIsReplacedIsNoReturnInTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 3 { // the next one's lock is as old as the last one's was
+	for range 3 { // the lock of each machine is as old as the lock of the machine before it
 		stop()
 		c.commit(consul.Delete(c.store.Keys().Nodes.Key("n2")))
 		stop = c.replaced("n2")
 		consultest.Eventually(t, soon, func() error {
-			if rec, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n2"); err != nil || rec.Value.Epoch != schema.Value.Epoch {
+			if rec, err := c.store.Nodes.Get(t.Context(), store.Consistent, "n2"); err != nil ||
+				rec.Value.Epoch != schema.Value.Epoch {
 				return fmt.Errorf("n2 is not back with the epoch: %+v, %w", rec.Value, err)
 			}
 			return nil
 		})
-		c.apply("web", testManifest("web", 0), func(r *rc.RC) { r.PodLabels = map[string]string{"round": store.NewID()} })
+		c.apply("web", testManifest("web", 0),
+			func(r *rc.RC) { r.PodLabels = map[string]string{"round": store.NewID()} })
 		c.converged("web", 1)
 	}
 	after, err := c.store.Schema.Get(t.Context(), store.Default)
 	if err != nil || after.Index != schema.Index {
 		t.Errorf("the cluster's record was %+v, now %+v, %v", schema, after, err)
 	}
-	if now, err := c.client.Get(t.Context(), c.store.Keys().Farms.Key("f1"), consul.Consistent); err != nil || now.Session != farm.Session {
+	if now, err := c.client.Get(t.Context(), c.store.Keys().Farms.Key("f1"), consul.Consistent); err != nil ||
+		now.Session != farm.Session {
 		t.Errorf("the farm's session was %s, now %s, %v", farm.Session, now.Session, err)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// While the breaker's record cannot be read nothing of a rollout moves, and its record says why. An operator can still
-// abort it.
+// While the breaker's record cannot be read, a rollout makes no progress, and its record has the reason. An operator
+// can still abort it.
 func TestRollingABreakerThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")

@@ -10,7 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// What an operator asks of a rollout is carried out although no pass over one of its controllers ends well.
+// An operator's request to a rollout is carried out although the passes over one of its controllers fail.
 func TestRollingWhilePassesFail(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// onceStarted waits until the pod that runs once was told to run.
+// onceStarted waits until the pod that runs once has an intent to run.
 func (s *service) onceStarted() {
 	s.t.Helper()
 	consultest.Eventually(s.t, soon, func() error {
@@ -26,23 +26,23 @@ func (s *service) onceStarted() {
 	})
 }
 
-// ranOnce fails where that pod was told to run more than once.
+// ranOnce fails the test if the pod that runs once was started more than once.
 func (s *service) ranOnce() {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.onces != 1 {
-		s.t.Errorf("the pod that runs once was told to run %d times", s.onces)
+		s.t.Errorf("the pod that runs once was started %d times", s.onces)
 	}
 }
 
-// Any end of a pre_deploy but the success of its program ends the deployment: no pod of the new revision starts, and
-// nothing of the controller is left, once the machine of its pod is there.
+// If the program of a pre_deploy does not succeed, the deployment ends. Then no pod of the new revision starts, and all
+// records of the pre_deploy's controller are removed once the machine of its pod is back.
 func TestRollingAPreDeployEndsTheDeployment(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		change func(*service)
-		lose   bool // its machine
+		lose   bool // lose the machine of the pod
 		want   []string
 	}{
 		"an exit code": {
@@ -87,7 +87,8 @@ func TestRollingAPreDeployEndsTheDeployment(t *testing.T) {
 				s.background(n.Resume)
 			}
 			consultest.Eventually(t, soon, func() error {
-				if _, err := s.store.RCs.Get(t.Context(), store.Consistent, rolledPre); !errors.Is(err, store.ErrNotFound) {
+				_, err := s.store.RCs.Get(t.Context(), store.Consistent, rolledPre)
+				if !errors.Is(err, store.ErrNotFound) {
 					return fmt.Errorf("its controller is left: %w", err)
 				}
 				return nil
@@ -95,15 +96,14 @@ func TestRollingAPreDeployEndsTheDeployment(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.grew || s.onces > 1 {
-				t.Errorf("the new revision was asked for pods: %t; the pod that runs once was told to run %d times", s.grew,
+				t.Errorf("the new revision has pods: %t; the pod that runs once was started %d times", s.grew,
 					s.onces)
 			}
 		})
 	}
 }
 
-// In another world the program does not run again, and what came of it counts once the nodes have reported in that
-// world.
+// In a new epoch the program does not run again. Its result is used once the nodes have reported in that epoch.
 func TestRollingAPreDeployInAnotherWorld(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
@@ -126,12 +126,12 @@ func TestRollingAPreDeployInAnotherWorld(t *testing.T) {
 	s.noStepTwice()
 	s.ranOnce()
 	if now, err := s.store.Schema.Get(t.Context(), store.Consistent); err != nil || now.Index != schema.Index {
-		t.Errorf("the world changed again: %v", err)
+		t.Errorf("the epoch changed again: %v", err)
 	}
 }
 
-// An owner that dies right before or right after the step that ends a pre_deploy is followed by another farm, which
-// neither runs it again nor forgets that it has run.
+// If an owner dies right before or right after the step that ends a pre_deploy, another farm goes on. It neither runs
+// the program again nor forgets that it has run.
 func TestRollingAnOwnerDiesWhileAPreDeployRuns(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -8,8 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A repair that writes a placement as it is moves no index of it. The owner that goes on from there by what it has in
-// memory, with a step of the rollout and more passes, does not take its own records for older ones.
+// A repair that writes a placement unchanged does not change the placement's index. The owner goes on from its memory,
+// with a step of the rollout and more passes. It must not take its own records for older ones.
 func TestRollingAfterARepair(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")

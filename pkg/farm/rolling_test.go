@@ -20,8 +20,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// The owner of a service carries its rollouts out, one after the other: the old revision is gone, the history tells
-// how it ended, and nothing else is left.
+// The owner of a service carries out its rollouts, one after the other. Then the old revision is removed, the history
+// has how each rollout ended, and no other record is left.
 func TestRollingIsCarriedOut(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1", "n2")
@@ -43,15 +43,15 @@ func TestRollingIsCarriedOut(t *testing.T) {
 	s.noStepTwice()
 }
 
-// Each strategy is carried out to its end with nobody but nodes and the clock to move it, also where no pod has to
-// start or to stop. No stage waits for its timeout, which ends the rollout here.
+// Each strategy is carried out to its end by nodes and the clock alone, even if no pod has to start or stop. No stage
+// may wait for its timeout, because that would end the rollout here.
 func TestRollingEachStrategy(t *testing.T) {
 	t.Parallel()
 	at := func(d time.Duration) *field.Duration { return (*field.Duration)(&d) }
 	for name, tt := range map[string]struct {
 		count       int
 		knobs       rollout.Knobs
-		least, most int // 0: as for availability
+		least, most int // bounds of the pods; 0: the bounds of the availability strategy
 	}{
 		"availability": {count: 2},
 		"stop first":   {count: 3, knobs: rollout.Knobs{Strategy: rollout.ResourceUtilStrategy}, least: 2, most: 3},
@@ -60,7 +60,8 @@ func TestRollingEachStrategy(t *testing.T) {
 			AutoPromote: at(100 * time.Millisecond),
 		}},
 		"blue-green": {count: 2, least: 2, most: 4, knobs: rollout.Knobs{
-			Strategy: rollout.BlueGreenStrategy, AutoPromote: at(100 * time.Millisecond), KeepOld: at(100 * time.Millisecond),
+			Strategy: rollout.BlueGreenStrategy, AutoPromote: at(100 * time.Millisecond),
+			KeepOld: at(100 * time.Millisecond),
 		}},
 		"no pods": {count: 0, most: 1},
 	} {
@@ -83,13 +84,13 @@ func TestRollingEachStrategy(t *testing.T) {
 	}
 }
 
-// Whatever step of a rollout is cut off, and however, the rollout goes on from the records: no step is made twice,
-// none late.
+// Any step of a rollout may be cut off, in any of these ways. The rollout goes on from the records. No step is made
+// twice or late.
 func TestRollingEachStepIsCutOff(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		verdict consultest.Verdict
-		steps   []int // that are cut off, each of another rollout of two pods: up and down, twice, and the end
+		steps   []int // cut off, each in its own rollout of two pods: up, down, up, down, end
 	}{
 		"not sent":                  {consultest.CutBefore, []int{0, 1, 2, 3, 4}},
 		"landed and unknown":        {consultest.CutAfter, []int{0, 1, 2, 3, 4}},
@@ -123,8 +124,8 @@ func TestRollingEachStepIsCutOff(t *testing.T) {
 	}
 }
 
-// An owner that is cut off in mid-course, as by kill -9, is followed by another farm, which goes on from the records.
-// What the first one still sends does not land.
+// If an owner is cut off during a rollout, for example by kill -9, another farm goes on from the records. Writes that
+// the first farm still sends do not land.
 func TestRollingAnOwnerDies(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
@@ -141,12 +142,13 @@ func TestRollingAnOwnerDies(t *testing.T) {
 	proxy.Release(t)
 	s.only(rolled2, 3)
 	s.noStepTwice()
-	s.saysWho("f1", "f2")
+	s.steppedBy("f1", "f2")
 	proxy.Set(nil)
 }
 
-// saysWho fails where the last step of a rollout is not one farm's, or another one made steps after it began.
-func (s *service) saysWho(first, last string) {
+// steppedBy fails the test unless two things are true: the farm with the id last has ended the rollout, and the farm
+// with the id first has made no step after the first step of the other farm.
+func (s *service) steppedBy(first, last string) {
 	s.t.Helper()
 	audits, _, err := s.store.ListAudit(s.t.Context(), store.AuditFilter{})
 	if err != nil {
@@ -166,13 +168,13 @@ func (s *service) saysWho(first, last string) {
 	}
 }
 
-// A farm that joins, and that the service prefers, gets it in mid-course. The stage stands as it stood, and the new
+// A farm that joins and is preferred for the service gets it during a rollout. The stage stays as it was, and the new
 // owner goes on.
 func TestRollingAFarmThatIsPreferredTakesOver(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
 	ids := []string{"f1", "f2"}
-	preferred := placement.PreferredOwner(rolled, ids)
+	preferred := placement.Preferred(rolled, ids)
 	other := ids[1-slices.Index(ids, preferred)]
 	steady := func(cfg *farm.Config) { cfg.StableAfter = 200 * time.Millisecond }
 	s.rollingFarm(other, s.addr, steady)
@@ -190,11 +192,11 @@ func TestRollingAFarmThatIsPreferredTakesOver(t *testing.T) {
 	s.ended(2, rollout.Done)
 	s.only(rolled2, 3)
 	s.noStepTwice()
-	s.saysWho(other, preferred)
+	s.steppedBy(other, preferred)
 }
 
-// What an operator asks is carried out, a paused rollout changes nothing, and after an abort both revisions stay as
-// they are.
+// Operators' requests are carried out. A paused rollout changes nothing. After an abort both revisions stay as they
+// are.
 func TestRollingOperators(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
@@ -231,8 +233,8 @@ func TestRollingOperators(t *testing.T) {
 	}
 }
 
-// While a rollout moves a drain waits for it. Once it rests, for whatever reason, the pod leaves its node, and nobody
-// but the step itself says so: nothing rings, and no sweep comes.
+// A drain waits while a rollout moves. When the rollout rests, for any reason, the pod moves off its node. Only the
+// step itself causes that: no bell rings, and no sweep comes.
 func TestRollingARestLetsDrainsGoOn(t *testing.T) {
 	t.Parallel()
 	refuses := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -277,10 +279,10 @@ func TestRollingARestLetsDrainsGoOn(t *testing.T) {
 			s.set(func() { s.slow[rolled2], s.most = true, 0 })
 			s.deploy(2, 2, func(start *rollout.Start) {
 				start.Knobs = tt.knobs
-				start.Knobs.MaxSurge = &rollout.Amount{N: 2} // of which a stage uses one: there is room for a move
+				start.Knobs.MaxSurge = &rollout.Amount{N: 2} // a stage uses one of them, so a move may use the other
 			})
 			s.moving()
-			s.set(func() { delete(s.slow, rolled2) }) // elsewhere
+			s.set(func() { delete(s.slow, rolled2) }) // on other nodes
 			s.node("n2", map[string]string{"name": "n2"}, s.react)
 			s.drain("n1", true)
 			s.condition(rolled1, rc.Blocked, true, "is in charge")
@@ -299,7 +301,7 @@ func TestRollingARestLetsDrainsGoOn(t *testing.T) {
 	}
 }
 
-// on counts the pods of a controller that run, by node.
+// on counts the running pods of a controller by node.
 func (s *service) on(id string) map[string]int {
 	on := map[string]int{}
 	for _, nodes := range s.running(id) {
@@ -310,7 +312,8 @@ func (s *service) on(id string) map[string]int {
 	return on
 }
 
-// A step that lowers a count to what there is stops nothing, and no node reports anything that would ring. The rollout goes on at once.
+// A step that lowers a count to the present number of pods stops no pod, so no node reports anything that would ring
+// the bell. The rollout still goes on at once.
 func TestRollingAStepThatMovesNoPod(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1") // with ten slots
@@ -319,14 +322,18 @@ func TestRollingAStepThatMovesNoPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, m := s.controller(1, 12)
-	change := store.RCChange{RC: r, Manifests: []store.DeployManifest{m}, Audit: store.NewAudit("op", "create", r.ID, nil)}
+	change := store.RCChange{
+		RC: r, Manifests: []store.DeployManifest{m},
+		Audit: store.NewAudit("op", "create", r.ID, nil),
+	}
 	if err := s.store.Operator.ChangeRC(t.Context(), change); err != nil {
 		t.Fatal(err)
 	}
 	s.conditionIs(rolled1, rc.InsufficientNodes, true)
 	s.run(rolled1, 10)
 	s.deploy(2, 10, func(start *rollout.Start) {
-		start.Knobs.MaxUnavailable, start.Knobs.MaxSurge, start.Knobs.Step = &rollout.Amount{N: 2}, &rollout.Amount{}, &rollout.Amount{N: 2}
+		start.Knobs.MaxUnavailable, start.Knobs.Step = &rollout.Amount{N: 2}, &rollout.Amount{N: 2}
+		start.Knobs.MaxSurge = &rollout.Amount{}
 	})
 	s.ended(2, rollout.Done)
 	s.only(rolled2, 10)

@@ -26,35 +26,35 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// over waits until people were told of trouble, and that all of it is over.
+// over waits until people were alerted to trouble, and to its end.
 func (r *recorder) over(t *testing.T) {
 	t.Helper()
 	consultest.Eventually(t, soon, func() error {
 		open := map[string]bool{}
-		said := r.about(string(rc.RolloutTrouble))
-		for _, line := range said {
+		alerts := r.about(string(rc.RolloutTrouble))
+		for _, line := range alerts {
 			what, key, _ := strings.Cut(line, " ")
 			open[key] = what == "raise"
 		}
 		for key, is := range open {
 			if is {
-				return fmt.Errorf("told %q: %s is not over", said, key)
+				return fmt.Errorf("alerts %q: %s is not over", alerts, key)
 			}
 		}
-		if len(said) == 0 {
-			return errors.New("nothing was told")
+		if len(alerts) == 0 {
+			return errors.New("there was no alert")
 		}
 		return nil
 	})
 }
 
-// A stage that gets nowhere is rolled back. That is told, still when nothing is left of the new revision, and told to
-// be over when the next rollout has begun.
-func TestRollingARollbackIsTold(t *testing.T) {
+// A stage that makes no progress is rolled back. This raises an alert. The alert stays when the new revision is gone,
+// and is over when the next rollout has begun.
+func TestRollingARollbackIsAlerted(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
-	said := &recorder{}
-	s.rollingFarm("f", s.addr, func(cfg *farm.Config) { cfg.Alerter = said })
+	alerts := &recorder{}
+	s.rollingFarm("f", s.addr, func(cfg *farm.Config) { cfg.Alerter = alerts })
 	s.first(3)
 	s.set(func() { s.sick[rolled2] = "the artifact is refused" })
 	s.deploy(2, 3, nil)
@@ -64,25 +64,25 @@ func TestRollingARollbackIsTold(t *testing.T) {
 	s.alerted(rolled1, rc.RolloutTrouble)
 	s.deploy(3, 3, nil)
 	s.ended(3, rollout.Done)
-	said.over(t)
+	alerts.over(t)
 	s.only(rolled3, 3)
 	keys := map[string]bool{}
-	for _, line := range said.about(string(rc.RolloutTrouble)) {
+	for _, line := range alerts.about(string(rc.RolloutTrouble)) {
 		_, key, _ := strings.Cut(line, " ")
 		keys[key] = true
 	}
 	if len(keys) != 1 {
-		t.Errorf("one rollout in trouble was told as %d incidents: %v", len(keys), keys)
+		t.Errorf("one rollout in trouble has %d incidents: %v", len(keys), keys)
 	}
 }
 
-// A record of a rollout that cannot be read is told, and nothing moves, although all that the rollout waits for is
-// there. With a record that can be read, which somebody has written by hand, it goes on where it stood.
+// An unreadable record of a rollout raises an alert, and the rollout makes no progress, although all that it waits for
+// is there. When people have written the record again, the rollout goes on from its stage.
 func TestRollingAnUnreadableRecordMovesNothing(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
-	said := &recorder{}
-	s.rollingFarm("f", s.addr, func(cfg *farm.Config) { cfg.Alerter = said })
+	alerts := &recorder{}
+	s.rollingFarm("f", s.addr, func(cfg *farm.Config) { cfg.Alerter = alerts })
 	s.first(3)
 	s.set(func() { s.slow[rolled2] = true })
 	s.deploy(2, 3, nil)
@@ -103,12 +103,12 @@ func TestRollingAnUnreadableRecordMovesNothing(t *testing.T) {
 	s.ended(2, rollout.Done)
 	s.only(rolled2, 3)
 	s.conditionIs(rolled2, rc.RolloutTrouble, false)
-	said.over(t)
+	alerts.over(t)
 	s.noStepTwice()
 }
 
-// Gates are asked before and after each stage, and again where they do not agree at first. What was asked says where
-// the rollout stands.
+// Gates are asked before and after each stage, and again if they refuse at first. Each question has the stage of the
+// rollout.
 func TestRollingGates(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
@@ -116,7 +116,8 @@ func TestRollingGates(t *testing.T) {
 	var asked []string
 	gate := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var q roll.Question
-		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Service != "web" || q.Revision != 2 || q.Stages != 2 {
+		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Service != "web" || q.Revision != 2 ||
+			q.Stages != 2 {
 			t.Errorf("asked %+v, %v", q, err)
 		}
 		mu.Lock()
@@ -141,7 +142,8 @@ func TestRollingGates(t *testing.T) {
 	}
 }
 
-// A gate that does not answer holds its rollout up and nothing else: an operator aborts it, and the call ends.
+// A gate that does not answer delays its rollout and nothing else. An operator can abort the rollout, and then the call
+// ends.
 func TestRollingAGateThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
@@ -162,7 +164,7 @@ func TestRollingAGateThatDoesNotAnswer(t *testing.T) {
 	s.closed(ended, "ended")
 }
 
-// In another world nothing moves until all nodes have said what they run. Then the rollout goes on.
+// In a new epoch a rollout makes no progress until all nodes have reported what they run. Then it goes on.
 func TestRollingANewEpoch(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
@@ -186,7 +188,7 @@ func TestRollingANewEpoch(t *testing.T) {
 	s.noStepTwice()
 }
 
-// ill panics when it is to write a step that moves counts.
+// ill panics when it should write a step that changes counts.
 type ill struct {
 	farm.Session
 	is *atomic.Bool
@@ -194,31 +196,31 @@ type ill struct {
 
 func (i ill) CommitRollout(ctx context.Context, s *store.RolloutStep) (uint64, error) {
 	if i.is.Load() && len(s.RCs) > 0 {
-		panic("a step that nobody can write")
+		panic("a step that cannot be written")
 	}
 	return i.Session.CommitRollout(ctx, s)
 }
 
-// A step that panics ends nothing but the look's part for the rollout: the record and an alert say so, pods are looked
-// after, and the rollout goes on when steps go well again.
+// A step that panics ends only the look's part for the rollout. The record and an alert report it, the passes go on,
+// and the rollout goes on when steps work again.
 func TestRollingAPanicIsContained(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
-	said := &recorder{}
+	alerts := &recorder{}
 	is := &atomic.Bool{}
-	s.rollingFarm("f", s.addr, func(cfg *farm.Config) { cfg.Alerter, cfg.Store = said, ill{cfg.Store, is} })
+	s.rollingFarm("f", s.addr, func(cfg *farm.Config) { cfg.Alerter, cfg.Store = alerts, ill{cfg.Store, is} })
 	s.first(3)
 	is.Store(true)
 	fence := s.lockIndex(rolled)
 	s.deploy(2, 3, nil)
-	const why = roll.CannotWork + "panic: a step that nobody can write"
+	const why = rc.CannotWork + "panic: a step that cannot be written"
 	r := s.rolling(func(r *rollout.Record) bool { return strings.HasPrefix(r.BlockedReason, why) })
 	trouble, err := s.store.RolloutTroubles.Get(t.Context(), store.Consistent, rolled)
 	if err != nil || trouble.Value != (store.RolloutTrouble{Rollout: r.ID, Reason: r.BlockedReason}) {
 		t.Errorf("the trouble is %+v, %v", trouble.Value, err)
 	}
 	if now := s.lockIndex(rolled); now == fence {
-		t.Error("the fence has not moved, and what panicked may land")
+		t.Error("the fence has not moved, so a write of the panicked step may land")
 	}
 	s.condition(rolled1, rc.RolloutTrouble, true, why)
 	s.alerted(rolled1, rc.RolloutTrouble)
@@ -228,10 +230,10 @@ func TestRollingAPanicIsContained(t *testing.T) {
 	is.Store(false)
 	s.ended(2, rollout.Done)
 	s.only(rolled2, 3)
-	said.over(t)
+	alerts.over(t)
 }
 
-// What an owner shows and asks of a rollout ends with its record, whoever removed it.
+// If a rollout's record is removed, also by another writer, the owner's metrics and gate calls of the rollout end.
 func TestRollingARecordVanishes(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")

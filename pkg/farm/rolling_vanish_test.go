@@ -15,7 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// The pod that runs once is not placed where the rollout vanishes just before that: nobody would wait for its end.
+// If the rollout's record is removed just before the pod that runs once is placed, the pod is not placed, because no
+// rollout would wait for its end.
 func TestRollingAPreDeployWhoseRolloutVanishes(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1", "once")
@@ -32,7 +33,8 @@ func TestRollingAPreDeployWhoseRolloutVanishes(t *testing.T) {
 		places := bytes.Contains(body, []byte(keys.Pods.Key(rolledPre))) && bytes.Contains(body, []byte(`"cas"`))
 		if places && strings.Contains(string(body), keys.Intents.Key()) {
 			once.Do(func() {
-				if _, err := s.client.Commit(t.Context(), []consul.Op{consul.Delete(keys.Rollouts.Key(rolled))}); err != nil {
+				if _, err := s.client.Commit(t.Context(),
+					[]consul.Op{consul.Delete(keys.Rollouts.Key(rolled))}); err != nil {
 					t.Error(err)
 				}
 				close(vanished)
@@ -50,8 +52,8 @@ func TestRollingAPreDeployWhoseRolloutVanishes(t *testing.T) {
 	}
 }
 
-// A batch of a service's controller depends on what was read of the rollout: where one appears just before, the batch
-// is refused, and the owner decides again.
+// A batch of a service's controller depends on the rollout as it was read. If a rollout begins just before the batch,
+// Consul refuses the batch, and the owner decides again.
 func TestRollingABatchDependsOnTheRollout(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "n1")
@@ -67,7 +69,8 @@ func TestRollingABatchDependsOnTheRollout(t *testing.T) {
 		}
 		body, _ := io.ReadAll(r.Body)
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		if bytes.Contains(body, []byte(keys.Pods.Key(rolled1)+"/main.2")) && bytes.Contains(body, []byte(`"check-session"`)) {
+		if bytes.Contains(body, []byte(keys.Pods.Key(rolled1)+"/main.2")) &&
+			bytes.Contains(body, []byte(`"check-session"`)) {
 			sent.Add(1)
 			first.Do(func() { s.rolls(rolled) })
 		}

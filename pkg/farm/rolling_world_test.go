@@ -37,18 +37,18 @@ const (
 	rolledPre                 = rolled + "-2-pre"
 )
 
-// service is the service web on nodes that see whether its rollouts keep their bounds.
+// service is the service web on nodes that check the bounds of its rollouts.
 type service struct {
 	*cluster
 
 	mu          sync.Mutex
-	slow        map[string]bool   // by controller: its pods start, and do not become available
+	slow        map[string]bool   // by controller: its pods start and do not become available
 	sick        map[string]string // by controller: why none of its pods can run
-	ends        *pod.Exit         // of the pod that runs once, as soon as it is told to run; nil: it runs on
-	onces       int               // how often that pod was told to run
+	ends        *pod.Exit         // how the pod that runs once ends at once; nil: it runs on
+	onces       int               // how often that pod was started
 	runs        map[pod.Identity]bool
 	grew        bool // the second revision has had a pod
-	least, most int  // pods of the service, from now on; most 0: any number
+	least, most int  // bounds of the service's pods, from now on; most 0: any number
 }
 
 func newService(t *testing.T, nodes ...string) *service {
@@ -63,7 +63,7 @@ func newService(t *testing.T, nodes ...string) *service {
 	return s
 }
 
-// react does what an intent says, as the test has it, and judges how many pods the service has then.
+// react carries out an intent as the test has set, and checks how many pods the service has then.
 func (s *service) react(in pod.Intent) pod.Reality {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +96,7 @@ func (s *service) react(in pod.Intent) pod.Reality {
 	return r
 }
 
-// end has the pod that runs once end, if it does. The caller holds the mutex.
+// end ends the pod that runs once, if the test has set that. The caller holds the mutex.
 func (s *service) end(r *pod.Reality) {
 	switch e := s.ends; {
 	case e == nil:
@@ -107,14 +107,14 @@ func (s *service) end(r *pod.Reality) {
 	}
 }
 
-// set changes how pods behave that are told something from now on.
+// set changes how pods behave. Only pods that get an intent after that are concerned.
 func (s *service) set(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change()
 }
 
-// changeAll changes what is reported of all pods of a controller.
+// changeAll changes the reports of all pods of a controller.
 func (s *service) changeAll(rcID string, change func(*pod.Reality)) {
 	s.cluster.mu.Lock()
 	defer s.cluster.mu.Unlock()
@@ -131,7 +131,7 @@ func (s *service) changeAll(rcID string, change func(*pod.Reality)) {
 func (s *service) quicken(rcID string) {
 	s.t.Helper()
 	s.set(func() { delete(s.slow, rcID) })
-	consultest.Eventually(s.t, soon, func() error { // a pod may be about to start slowly
+	consultest.Eventually(s.t, soon, func() error { // a slow pod may just be starting
 		s.changeAll(rcID, func(r *pod.Reality) { r.State, r.Available = pod.StateReady, true })
 		st, err := s.store.Statuses.Get(s.t.Context(), store.Default, rcID)
 		if err == nil && st.Value.Available == 0 {
@@ -157,13 +157,15 @@ func (s *service) controller(rev int64, count int) (rc.RC, store.DeployManifest)
 	m := s.canonical(rolledManifest(rev))
 	return rc.RC{
 		ID: rc.RevisionID(rolled, rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: m.Digest,
-		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &count}}, Strategy: rc.Dynamic, Generation: 1, ChangedBy: "op",
-		Service: &rc.Service{Name: "web", Revision: rev},
+		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &count}}, Strategy: rc.Dynamic, Generation: 1,
+		ChangedBy: "op",
+		Service:   &rc.Service{Name: "web", Revision: rev},
 	}, m
 }
 
-// first makes the first revision as it is after its rollout, and waits until it runs. A farm must be there. From then
-// on the service keeps the bounds of a rollout to as many pods where one pod may come before one goes.
+// first makes the first revision as it is after its rollout, and waits until it runs. A farm must be running. From then
+// on the service has the bounds of a rollout with the same number of pods, in which one pod may start before another
+// one stops.
 func (s *service) first(count int) {
 	s.t.Helper()
 	if _, err := s.store.EnsureSchema(s.t.Context()); err != nil {
@@ -180,7 +182,7 @@ func (s *service) first(count int) {
 	s.set(func() { s.least, s.most = count, count+1 })
 }
 
-// deploy begins a rollout to a revision of so many pods, beside whatever controllers there are.
+// deploy begins a rollout to a revision with this many pods. All controllers that exist are its old revisions.
 func (s *service) deploy(rev int64, count int, change func(*rollout.Start)) rollout.Record {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -212,7 +214,8 @@ func (s *service) deploy(rev int64, count int, change func(*rollout.Start)) roll
 	d := store.Deploy{
 		Rollout: store.Rec[rollout.Record]{Value: started.Record}, SchemaIndex: schema.Index,
 		Manifests: []store.DeployManifest{m},
-		Audit:     store.NewAudit("op", "deploy", start.New.ID, started.Audit), Besides: s.documents(rev, start.ID, count),
+		Audit:     store.NewAudit("op", "deploy", start.New.ID, started.Audit),
+		Besides:   s.documents(rev, start.ID, count),
 	}
 	for _, r := range started.RCs {
 		d.RCs = append(d.RCs, store.Rec[rc.RC]{Value: r, Index: indices[r.ID]})
@@ -227,7 +230,7 @@ func (s *service) deploy(rev int64, count int, change func(*rollout.Start)) roll
 	return started.Record
 }
 
-// documents writes the document of the service, and the entry of a revision in its history.
+// documents writes the document of the service, and the history entry of a revision.
 func (s *service) documents(rev int64, rolloutID string, count int) []consul.Op {
 	spec := record.ServiceSpec{Name: "web", Replicas: &count, Pod: rolledManifest(rev)}
 	id, now := rc.RevisionID(rolled, rev), time.Now().UTC()
@@ -237,12 +240,13 @@ func (s *service) documents(rev int64, rolloutID string, count int) []consul.Op 
 			ID: rolled, Service: "web", Revision: rev, RC: id, Spec: spec, By: "op", At: now, Rollout: rolloutID,
 		})),
 		consul.Set(keys.Entries.Key("web", strconv.FormatInt(rev, 10)), mustJSON(s.t, record.Entry{
-			Service: "web", Revision: rev, RC: id, Spec: spec, By: "op", At: now, Ending: record.Ending{Rollout: rolloutID},
+			Service: "web", Revision: rev, RC: id, Spec: spec, By: "op", At: now,
+			Ending: record.Ending{Rollout: rolloutID},
 		})),
 	}
 }
 
-// preDeployer is the controller whose only pod runs once, on the node once.
+// preDeployer is the controller whose only pod runs once. The pod runs on the node that has the name "once".
 func (s *service) preDeployer() (rc.RC, store.DeployManifest) {
 	m := rolledManifest(9)
 	m.ID, m.Launchables[0].Restart = "web-pre-deploy", &manifest.Restart{Policy: manifest.RestartNever}
@@ -259,8 +263,7 @@ func withPreDeploy(s *rollout.Start) {
 	s.PreDeploy = &rollout.PreDeploy{RC: rolledPre, Name: "web-r2-pre-deploy"}
 }
 
-// rollingFarm runs a farm that reaches Consul at an address. What its calls wait for is short, and no sweep finds what
-// no bell has told.
+// rollingFarm runs a farm that reaches Consul at an address. It makes no second sweep, so that only bells cause looks.
 func (s *service) rollingFarm(id, addr string, change func(*farm.Config)) (stop func()) {
 	s.t.Helper()
 	log, err := obs.NewLogger(testWriter{s.t}, "info", "text")
@@ -273,11 +276,13 @@ func (s *service) rollingFarm(id, addr string, change func(*farm.Config)) (stop 
 	}
 	s.t.Cleanup(client.Close)
 	st := store.New(client, s.store.Keys())
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: 3 * time.Second, Journal: &simnode.Journal{}}
+	cfg := s.session("farm", id)
+	cfg.TTL = 3 * time.Second
 	return s.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, session *consul.Session) error {
 			of := farm.Config{
-				ID: id, Store: st.FarmSession(session, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Hour,
+				ID: id, Store: st.FarmSession(session, id), Log: log, TTL: 500 * time.Millisecond,
+				SweepEvery:  time.Hour,
 				StableAfter: time.Hour,
 				Ask:         webhook.Ask,
 			}
@@ -295,7 +300,7 @@ func (s *service) rollout() (rollout.Record, error) {
 	return rec.Value, err
 }
 
-// rolling waits until the rollout is as it should be, and returns it.
+// rolling waits for a rollout that the test accepts, and returns it.
 func (s *service) rolling(good func(*rollout.Record) bool) (r rollout.Record) {
 	s.t.Helper()
 	consultest.Eventually(s.t, soon, func() (err error) {
@@ -307,7 +312,7 @@ func (s *service) rolling(good func(*rollout.Record) bool) (r rollout.Record) {
 	return r
 }
 
-// moving waits until the first pod of the rollout's stage has been asked for.
+// moving waits until the first pod of the rollout's stage was asked for.
 func (s *service) moving() rollout.Record {
 	s.t.Helper()
 	r := s.rolling(func(r *rollout.Record) bool { return r.Phase == rollout.Moving })
@@ -315,7 +320,7 @@ func (s *service) moving() rollout.Record {
 	return r
 }
 
-// ended waits until the service has no rollout, and expects what its history tells of a revision.
+// ended waits until the service has no rollout, and checks the history entry of a revision.
 func (s *service) ended(rev int64, want rollout.State, reasons ...string) {
 	s.t.Helper()
 	consultest.Eventually(s.t, soon, func() error {
@@ -327,17 +332,17 @@ func (s *service) ended(rev int64, want rollout.State, reasons ...string) {
 	})
 	e, err := s.store.Entries.Get(s.t.Context(), store.Consistent, "web", strconv.FormatInt(rev, 10))
 	if err != nil || e.Value.Outcome != want || e.Value.EndedAt == nil {
-		s.t.Errorf("the history tells of %d: %+v, %v; want %s", rev, e.Value.Ending, err, want)
+		s.t.Errorf("the history has of revision %d: %+v, %v; want %s", rev, e.Value.Ending, err, want)
 	}
 	for _, text := range reasons {
 		if !strings.Contains(e.Value.Reason, text) {
-			s.t.Errorf("%q does not say %q", e.Value.Reason, text)
+			s.t.Errorf("%q does not contain %q", e.Value.Reason, text)
 		}
 	}
 }
 
-// only waits until one controller is left, with so many pods and bound to no other one, and nothing else is left of the
-// service but some keys: no status, name, placement or trouble, and one lock and one bell.
+// only waits until one controller is left, with the given number of pods. No other controller has a status, a name, a
+// placement or trouble then. Of the unit, one lock, one bell, the drops and the keys in left may remain.
 func (s *service) only(id string, count int, left ...string) {
 	s.t.Helper()
 	consultest.Eventually(s.t, soon, func() error {
@@ -368,7 +373,7 @@ func (s *service) only(id string, count int, left ...string) {
 	})
 }
 
-// noStepTwice fails where two audit records of farms tell of the same.
+// noStepTwice fails the test if two audit records of farms have the same step.
 func (s *service) noStepTwice() {
 	s.t.Helper()
 	audits, _, err := s.store.ListAudit(s.t.Context(), store.AuditFilter{})
@@ -386,19 +391,19 @@ func (s *service) noStepTwice() {
 	}
 }
 
-// request asks something of the rollout, as an operator does.
+// request makes a request to the rollout, as an operator does.
 func (s *service) request(verb rollout.Verb) {
 	s.t.Helper()
 	err := s.store.Operator.AskRollout(s.t.Context(), store.RolloutAsk{
-		Service: "web", Request: rollout.Request{Verb: verb, By: "op", At: time.Now().UTC()}, Audit: store.NewAudit("op",
-			string(verb), "", nil),
+		Service: "web", Request: rollout.Request{Verb: verb, By: "op", At: time.Now().UTC()},
+		Audit: store.NewAudit("op", string(verb), "", nil),
 	})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// closed waits until a channel is.
+// closed waits until a channel is closed.
 func (s *service) closed(c <-chan struct{}, what string) {
 	s.t.Helper()
 	consultest.Eventually(s.t, soon, func() error {
@@ -411,8 +416,8 @@ func (s *service) closed(c <-chan struct{}, what string) {
 	})
 }
 
-// onStep treats the n-th transaction of a rollout's steps, from 0, in one way, and forwards all else. cut is closed
-// when it came.
+// onStep gives a verdict on the n-th transaction with a step of a rollout, from 0, and forwards all other requests. cut
+// is closed when that transaction has come.
 func (s *service) onStep(n int, v consultest.Verdict) (rule func(*http.Request) consultest.Verdict, cut chan struct{}) {
 	cut = make(chan struct{})
 	keys := s.store.Keys()
@@ -426,7 +431,8 @@ func (s *service) onStep(n int, v consultest.Verdict) (rule func(*http.Request) 
 				return op.KV.Key == key && slices.Contains(verbs, op.KV.Verb)
 			})
 		}
-		return has(keys.Rollouts.Key(rolled), "cas", "delete", "delete-cas") && has(keys.Locks.Key(rolled), "check-session")
+		return has(keys.Rollouts.Key(rolled), "cas", "delete", "delete-cas") &&
+			has(keys.Locks.Key(rolled), "check-session")
 	}
 	return func(r *http.Request) consultest.Verdict {
 		if r.URL.Path != "/v1/txn" {

@@ -20,7 +20,7 @@ func (c *cluster) record(id string) rc.RC {
 	return rec.Value
 }
 
-// manifests that differ in nothing but their ids, and the digest of the first.
+// formerDigest writes two manifests that differ only in their ids, and returns the digest of the first.
 func (c *cluster) formerDigest() string {
 	c.t.Helper()
 	canonical, err := testManifest("web", 0).Canonical()
@@ -30,7 +30,8 @@ func (c *cluster) formerDigest() string {
 	return digestOf(canonical)
 }
 
-// The controller of a pre_deploy that an older store brought back without its rollout starts nothing: its program would run a second time.
+// If an older store has the controller of a pre_deploy without its rollout, the controller starts no pod, because its
+// program would run a second time.
 func TestAPreDeployWithoutItsRolloutStartsNothing(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -44,7 +45,8 @@ func TestAPreDeployWithoutItsRolloutStartsNothing(t *testing.T) {
 	}
 }
 
-// An upgrade in place says when the rollout that would move its limit is gone. Of one that cannot be read it does not.
+// If the rollout that would move the limit of an upgrade in place is gone, the status reports this. If the rollout
+// exists and cannot be read, the status does not report it as gone.
 func TestALimitOutlivesItsRollout(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]bool{"gone": true, "unreadable": false} {
@@ -72,8 +74,8 @@ func TestALimitOutlivesItsRollout(t *testing.T) {
 	}
 }
 
-// An upgrade in place goes as far as its limit, and back as far as a lower one. New replicas get the manifest that is their turn, and one
-// of a lost machine keeps its own.
+// An upgrade in place goes up to its limit, and back to a lower one. A new replica gets the manifest that the limit
+// allows for it, and a replica of a lost machine keeps its own.
 func TestInPlaceKeepsToItsLimit(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -94,7 +96,8 @@ func TestInPlaceKeepsToItsLimit(t *testing.T) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
 			st, err := c.store.Statuses.Get(t.Context(), store.Default, "web-r1")
-			if s := st.Value; err == nil && (s.Updated != want || s.UpdatedAvailable != want || s.Available != total || !s.Is(rc.Converged)) {
+			if s := st.Value; err == nil && (s.Updated != want || s.UpdatedAvailable != want || s.Available != total ||
+				!s.Is(rc.Converged)) {
 				err = fmt.Errorf("%+v", s)
 			}
 			return err
@@ -117,7 +120,8 @@ func TestInPlaceKeepsToItsLimit(t *testing.T) {
 	updated(6, 0)
 }
 
-// Pods stand by from the start, take their name and leave it again, without a stop, and no more leave it at once than the minimum allows.
+// Pods stand by from the start, take over the service's name and give it up again, all without a stop. No more of them
+// give it up at the same time than the minimum allows.
 func TestStandingBy(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -147,7 +151,8 @@ func TestStandingBy(t *testing.T) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
 			st, err := c.store.Statuses.Get(t.Context(), store.Default, "web-r1")
-			if s := st.Value; err == nil && (s.StandingBy != want || s.Available != 3 || s.ObservedGeneration != c.record("web-r1").Generation) {
+			if s := st.Value; err == nil &&
+				(s.StandingBy != want || s.Available != 3 || s.ObservedGeneration != c.record("web-r1").Generation) {
 				err = fmt.Errorf("%+v", s)
 			}
 			return err
@@ -165,6 +170,6 @@ func TestStandingBy(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if most != 2 {
-		t.Errorf("%d left their name at once, want 2", most)
+		t.Errorf("%d gave up their name at the same time, want 2", most)
 	}
 }

@@ -30,9 +30,9 @@ func (p *pages) note(what string) {
 	p.done = append(p.done, what)
 }
 
-func (d diary) ReadUnit(ctx context.Context, id string, consistent bool) (store.Unit, error) {
+func (d diary) ReadUnit(ctx context.Context, id string, level store.Level) (store.Unit, error) {
 	d.note("read")
-	return d.Session.ReadUnit(ctx, id, consistent)
+	return d.Session.ReadUnit(ctx, id, level)
 }
 
 func (d diary) Commit(ctx context.Context, b *store.Batch) error {
@@ -55,8 +55,8 @@ func (d diary) Finish(
 	return d.Session.Finish(ctx, f, rec, last, schema, a)
 }
 
-// What a pass has made possible comes with the same look: nothing is read for that. And the status that lands with the
-// end of a pod says that it is gone.
+// The same look does what a pass has made possible, without another read. The status that lands with the removal of a
+// pod does not have the pod any more.
 func TestALookGoesOnFromWhatItHasWritten(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -73,10 +73,10 @@ func TestALookGoesOnFromWhatItHasWritten(t *testing.T) {
 	defer p.mu.Unlock()
 	last := len(p.done) - 1 - slices.Index(reversed(p.done), "forget")
 	if last+1 >= len(p.done) || p.done[last+1] != "finish" {
-		t.Errorf("the last pod was not forgotten in the look that removed the controller: %q", p.done)
+		t.Errorf("the last pod was not removed in the look that removed the controller: %q", p.done)
 	}
 	if st := p.statuses; len(st) != 2 || !st[0].Is(rc.Converged) || st[0].Stopping != 0 || st[1].Stopping != 0 {
-		t.Errorf("said with the ends of pods: %+v", p.statuses)
+		t.Errorf("statuses with the removals of pods: %+v", p.statuses)
 	}
 }
 

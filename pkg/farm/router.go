@@ -8,28 +8,27 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// event is what the cache says: something that the farm's watches have seen.
+// event is something that the watches have seen.
 type event any
 
 type (
 	bellRang struct{ unit string }
 	bellGone struct{ unit string }
-	// nodesMoved: the nodes whose use for pods may have changed, and the controllers of orphans that came or went.
-	nodesMoved   struct{ changed, orphaned map[string]bool }
-	membersMoved struct{}
-	epochMoved   struct{}
-	witnessFound struct{}             // a node says that it saw the store go back in time
-	breakerMoved struct{ reset bool } // an operator has reset it
-	// recordsMissing: something vanished that should be there.
+	// nodesMoved has the nodes whose use for pods may have changed, and the controllers whose orphans have changed.
+	nodesMoved     struct{ changed, orphaned map[string]bool }
+	membersMoved   struct{}
+	epochMoved     struct{}
+	witnessFound   struct{}             // a node reports that it saw the store go back in time
+	breakerMoved   struct{ reset bool } // reset: an operator has reset the breaker
 	recordsMissing struct{}
-	// unreadableFound: all that one watch cannot read now.
+	// unreadableFound has all records that one watch cannot read now.
 	unreadableFound struct {
 		where string
 		found []error
 	}
 )
 
-// route turns what the cache says into looks at controllers, and tells whoever else must know. Nobody waits for anything here.
+// route turns events into looks at controllers, and informs the other parts of the farm. It never blocks.
 func (f *Farm) route(e event) {
 	switch e := e.(type) {
 	case bellRang:
@@ -43,7 +42,7 @@ func (f *Farm) route(e event) {
 			f.enqueue(id)
 		}
 		if len(e.changed) > 0 {
-			f.kit.scarcity.changed(slices.Collect(maps.Keys(e.changed)))
+			f.kit.places.Changed(slices.Collect(maps.Keys(e.changed)))
 			views, _ := f.cache.nodesAt()
 			f.enqueueOwned(func(c *controller) bool { return c.shared.now().concernedBy(e.changed, views) })
 		}
@@ -51,42 +50,48 @@ func (f *Farm) route(e event) {
 		f.roster.membersChanged()
 		f.preferNodes()
 		f.moved.Raise()
-	case epochMoved: // nodes that have not said what they run have no room, and those that have may
-		f.kit.scarcity.with((*placement.Scarcity).Reset)
+	case epochMoved: // only nodes that have spoken in the new epoch may have capacity
+		f.kit.places.Reset()
 	case witnessFound:
 		f.witness.Raise()
 	case breakerMoved:
 		if e.reset {
-			f.kit.stops.reset()
+			f.kit.stops.Reset()
 		}
-		f.enqueueOwned(func(*controller) bool { return true })
+		f.enqueueOwned(all)
 	case recordsMissing:
 		f.sweepNow.Raise()
 	case unreadableFound:
 		f.cfg.Metrics.unreadable(e.where, len(e.found))
-		f.speaker.unreadable.say(e.where, corruptKeys(e.found))
+		f.leaderReporter.unreadable.set(e.where, corruptKeys(e.found))
 	}
 }
 
-// enqueue asks for a look at a controller's unit soon, for another reason than its bell.
-func (f *core) enqueue(rcID string) {
+// preferNodes divides the nodes among the living farms, so that farms that place pods at the same time rarely collide.
+func (f *Farm) preferNodes() {
+	members := f.Members()
+	f.kit.places.Prefer(func(name string) bool { return placement.Preferred(name, members) == f.cfg.ID })
+}
+
+func (c *core) enqueue(rcID string) {
 	id := rc.UnitOf(rcID)
-	if u, _ := f.roster.get(id); u != nil {
+	if u, _ := c.roster.get(id); u != nil {
 		u.looks.Ask()
 	}
-	f.queue.Add(id)
+	c.queue.Add(id)
 }
 
-func (f *core) enqueueOwned(which func(*controller) bool) {
-	for _, c := range f.roster.all() {
-		if which(c) {
-			c.shared.looks.Ask()
-			f.queue.Add(c.unit.id)
+func (c *core) enqueueOwned(which func(*controller) bool) {
+	for _, one := range c.roster.all() {
+		if which(one) {
+			one.shared.looks.Ask()
+			c.queue.Add(one.unit.id)
 		}
 	}
 }
 
-// roomFreed asks for a look at each controller that more room would help, but for the one that gave it back.
-func (f *core) roomFreed(rcID string) {
-	f.enqueueOwned(func(c *controller) bool { return c.ID != rcID && c.shared.now().wantsNodes })
+func all(*controller) bool { return true }
+
+func (c *core) capacityFreed(rcID string) {
+	c.enqueueOwned(func(one *controller) bool { return one.ID != rcID && one.shared.now().wantsNodes })
 }

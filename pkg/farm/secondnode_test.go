@@ -13,7 +13,8 @@ import (
 // failing is a node on which no pod ever becomes available.
 func failing(in pod.Intent) pod.Reality {
 	r := pod.Reality{
-		Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateCrashLooping, Hopeless: true, NeverAvailable: true, Message: "exec format error",
+		Identity: in.Identity, Digest: in.Digest, Revision: in.Revision, State: pod.StateCrashLooping, Hopeless: true,
+		NeverAvailable: true, Message: "exec format error",
 	}
 	if in.State == pod.Stopped {
 		r.State, r.Hopeless, r.NeverAvailable = pod.StateStopped, false, false
@@ -21,8 +22,8 @@ func failing(in pod.Intent) pod.Reality {
 	return r
 }
 
-// nodesOf returns where the pods of a controller are, sorted, and how many of them remember a node on which they never
-// became available.
+// nodesOf returns the nodes of a controller's pods, sorted, and how many of the pods were never available on an earlier
+// node.
 func (c *cluster) nodesOf(id string) (nodes []string, tried int) {
 	c.t.Helper()
 	recs, corrupt, err := c.store.Pods.List(c.t.Context(), store.Consistent, id)
@@ -40,8 +41,8 @@ func (c *cluster) nodesOf(id string) (nodes []string, tried int) {
 	return nodes, tried
 }
 
-// Pods leave the machine on which they never become available, and it is the last choice for those that come after
-// them, empty as it is. Another controller is not kept off it.
+// Pods move off a machine on which they never become available. For later pods this machine is the last choice,
+// although it is empty. Another controller may use it.
 func TestABadMachineIsTheLastChoice(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -57,7 +58,7 @@ func TestABadMachineIsTheLastChoice(t *testing.T) {
 	if slices.Contains(nodes, "n0 running") || tried != 1 {
 		t.Errorf("pods are on %v, %d of them were elsewhere before", nodes, tried)
 	}
-	c.apply("web", testManifest("web", 0), replicas(21)) // the others have 20 slots
+	c.apply("web", testManifest("web", 0), replicas(21)) // the other nodes have 20 slots
 	consultest.Eventually(t, soon, func() error {
 		if nodes, _ = c.nodesOf("web"); len(nodes) != 21 || !slices.Contains(nodes, "n0 running") {
 			return fmt.Errorf("pods are on %v", nodes)
@@ -66,8 +67,8 @@ func TestABadMachineIsTheLastChoice(t *testing.T) {
 	})
 }
 
-// A pod whose second node is its first, because no other has room, has its own share there.
-func TestTheOnlyRoomIsWhereItWas(t *testing.T) {
+// If no other node has capacity, the second node of a pod is its first. The pod has its own share there.
+func TestTheSecondNodeMayBeTheFirst(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for i, react := range []func(pod.Intent) pod.Reality{failing, nil, nil} {
@@ -84,8 +85,8 @@ func TestTheOnlyRoomIsWhereItWas(t *testing.T) {
 	})
 }
 
-// A machine on which nothing works empties at once, however many services are new on it: the mass-stop breaker counts
-// none of that.
+// A machine on which no pod works empties at once, even if many new services are on it. The mass-stop breaker does not
+// count these stops.
 func TestManyServicesOnABadMachine(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -18,10 +18,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler/remote"
 )
 
-// A scheduler in another process is shown the manifest of the pods that it chooses nodes for: of each group, and of
-// what runs before a revision. No value and no name of env and config leaves the farm, wherever in a document it
-// stands.
-func TestASchedulerIsToldNoSecrets(t *testing.T) {
+// A scheduler in another process gets the manifest of the pods for which it chooses nodes, of each group and of a
+// pre_deploy. No name or value of env and config leaves the farm, no matter where in a document it is.
+func TestASchedulerGetsNoSecrets(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	if _, err := c.store.EnsureSchema(t.Context()); err != nil { // before an operator makes it, with the oldest gate
@@ -76,7 +75,7 @@ func TestASchedulerIsToldNoSecrets(t *testing.T) {
 		all := strings.Join(bodies, "\n")
 		for _, shown := range []string{"/bin/shown-one", "/bin/shown-two", `"pids":77`, `"id":"before-pre-deploy"`} {
 			if !strings.Contains(all, shown) {
-				return fmt.Errorf("it was not shown %s in %d questions", shown, len(bodies))
+				return fmt.Errorf("the scheduler did not get %s in %d questions", shown, len(bodies))
 			}
 		}
 		return nil
@@ -84,8 +83,9 @@ func TestASchedulerIsToldNoSecrets(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	for _, body := range bodies {
-		if lower := strings.ToLower(body); strings.Contains(lower, "hush") || strings.Contains(lower, `"env"`) || strings.Contains(lower, `"config"`) {
-			t.Errorf("it was told %s", body)
+		if lower := strings.ToLower(body); strings.Contains(lower, "hush") || strings.Contains(lower, `"env"`) ||
+			strings.Contains(lower, `"config"`) {
+			t.Errorf("the scheduler got %s", body)
 		}
 	}
 }

@@ -14,7 +14,6 @@ import (
 
 	kube "k8s.io/apimachinery/pkg/labels"
 
-	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
@@ -29,19 +28,24 @@ func (c *cluster) single(id, rcID string) (owner farm.ReplicationController, sto
 	return c.singleWith(id, rcID, &faulty{}, nil)
 }
 
-// singleWith is single with faults, and with what is told of looks that fail.
-func (c *cluster) singleWith(id, rcID string, faults *faulty, failed func(error)) (owner farm.ReplicationController, stop func()) {
+// singleWith is single with faults, and with a function for the errors of failed looks.
+func (c *cluster) singleWith(id, rcID string, faults *faulty, failed func(error)) (owner farm.ReplicationController,
+	stop func(),
+) {
 	log, err := obs.NewLogger(testWriter{c.t}, "info", "text")
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	client, st := c.connect()
 	started := make(chan farm.ReplicationController, 1)
-	cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+	cfg := c.session("farm", id)
 	stop = c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			faults.Session = st.FarmSession(s, id)
-			owner, err := farm.New(farm.Config{ID: id, RCID: rcID, Store: faults, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second})
+			owner, err := farm.New(farm.Config{
+				ID: id, RCID: rcID, Store: faults, Log: log,
+				TTL: 500 * time.Millisecond, SweepEvery: time.Second,
+			})
 			if err != nil {
 				return err
 			}
@@ -52,7 +56,7 @@ func (c *cluster) singleWith(id, rcID string, faults *faulty, failed func(error)
 	return <-started, stop
 }
 
-// ownedBy waits until a controller is owned by a farm.
+// ownedBy waits until a farm owns a controller.
 func (c *cluster) ownedBy(rcID, farmID string) {
 	c.t.Helper()
 	consultest.Eventually(c.t, soon, func() error {
@@ -72,8 +76,8 @@ func nodesOfPods(pods []pod.Placement) map[pod.Identity][]string {
 	return on
 }
 
-// A program may look after one controller by itself: no farm does then, and it touches no other. When it ends a farm
-// goes on.
+// A program may own one controller by itself. Then no farm owns the controller, and the program changes no other
+// controller. When the program ends, a farm goes on.
 func TestTheOwnerOfOneController(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -110,8 +114,8 @@ func TestTheOwnerOfOneController(t *testing.T) {
 	}
 }
 
-// A farm gives a controller to the program that works on no other.
-func TestAFarmGivesWayToTheOwnerOfOneController(t *testing.T) {
+// A farm hands a controller over to a program that works on that controller alone.
+func TestAFarmHandsOverToTheOwnerOfOneController(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
@@ -121,10 +125,11 @@ func TestAFarmGivesWayToTheOwnerOfOneController(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.background(func(ctx context.Context) error {
-		cfg := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: ttl, Journal: &simnode.Journal{}}
+		cfg := c.session("farm", "f1")
 		return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 			return farm.NewFarm(farm.Config{
-				ID: "f1", Store: st.FarmSession(s, "f1"), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, StableAfter: 200 * time.Millisecond,
+				ID: "f1", Store: st.FarmSession(s, "f1"), Log: log, TTL: 500 * time.Millisecond,
+				SweepEvery: time.Second, StableAfter: 200 * time.Millisecond,
 			}).Start(ctx)
 		})
 	})
@@ -138,8 +143,8 @@ func TestAFarmGivesWayToTheOwnerOfOneController(t *testing.T) {
 	stop()
 }
 
-// What keeps a look from being made reaches the program, which the watch neither waits for nor ends with: it goes on,
-// whatever the program does when it is told.
+// The program gets the error of each failed look. The owner does not wait for the program, and does not end, even if
+// the program blocks or panics.
 func TestErrorsOfLooksReachTheProgram(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("it cannot be read")
@@ -163,7 +168,7 @@ func TestErrorsOfLooksReachTheProgram(t *testing.T) {
 			c.node("n1", nil, nil)
 			var ill atomic.Bool
 			ill.Store(true)
-			told := make(chan error, 1)
+			failures := make(chan error, 1)
 			faults := &faulty{readHead: func(string) error {
 				if ill.Load() {
 					return broken
@@ -172,7 +177,7 @@ func TestErrorsOfLooksReachTheProgram(t *testing.T) {
 			}}
 			one, stop := c.singleWith("mine", "web", faults, func(err error) {
 				select {
-				case told <- err:
+				case failures <- err:
 				default:
 				}
 				does(t.Context())
@@ -181,14 +186,14 @@ func TestErrorsOfLooksReachTheProgram(t *testing.T) {
 				owner.Store(&one)
 			}
 			c.apply("web", testManifest("web", 0), replicas(2))
-			if err := <-told; !errors.Is(err, broken) {
-				t.Errorf("it was told %v", err)
+			if err := <-failures; !errors.Is(err, broken) {
+				t.Errorf("the program got %v", err)
 			}
 			ill.Store(false)
 			c.converged("web", 2)
 			stop() // also while the program has not returned
 			if one.ID() != "web" {
-				t.Errorf("it is controller %q", one.ID())
+				t.Errorf("the owner is of controller %q", one.ID())
 			}
 		})
 	}
@@ -197,19 +202,19 @@ func TestErrorsOfLooksReachTheProgram(t *testing.T) {
 func TestNewNeedsAController(t *testing.T) {
 	t.Parallel()
 	if _, err := farm.New(farm.Config{ID: "mine"}); err == nil {
-		t.Error("it owns nothing")
+		t.Error("no error without a controller")
 	}
 }
 
-// What a program left out of the configuration is said in a sentence; it can leave out the log.
-func TestAFarmSaysWhatItsConfigurationLacks(t *testing.T) {
+// The error names a required setting that the program has left out. The log is not required.
+func TestAMissingSettingIsAnError(t *testing.T) {
 	t.Parallel()
-	st := &faulty{join: func() error { return errors.New("no place for it") }}
+	st := &faulty{join: func() error { return errors.New("cannot join") }}
 	for name, tt := range map[string]struct {
 		cfg  farm.Config
 		says string
 	}{
-		"no log":   {farm.Config{ID: "f1", Store: st}, "join: no place for it"},
+		"no log":   {farm.Config{ID: "f1", Store: st}, "join: cannot join"},
 		"no id":    {farm.Config{Store: st}, "farm: Config.ID is required"},
 		"no store": {farm.Config{ID: "f1"}, "farm: Config.Store is required"},
 	} {
@@ -228,37 +233,40 @@ func TestAFarmSaysWhatItsConfigurationLacks(t *testing.T) {
 	}
 }
 
-// matcher finds what a test wants.
+// matcher returns what a test has set.
 type matcher []labels.Labeled
 
 func (m matcher) GetMatches(context.Context, kube.Selector) ([]labels.Labeled, error) {
 	return m, errors.New("one cannot be read")
 }
 
-func TestCurrentPodsTellsOfWhatCannotBeRead(t *testing.T) {
+func TestCurrentPodsReportsUnreadablePods(t *testing.T) {
 	t.Parallel()
 	pods, err := farm.CurrentPods(t.Context(), "web", matcher{{ID: "n1"}, {Pod: &pod.Placement{Node: "n1"}}})
 	if err == nil || len(pods) != 1 || pods[0].Node != "n1" {
 		t.Errorf("%v, %v", pods, err)
 	}
 	if _, err := farm.CurrentPods(t.Context(), "no label!", matcher{}); err == nil {
-		t.Error("an id that no label can have is taken")
+		t.Error("an id is accepted that cannot be a label value")
 	}
 }
 
-// placed is a matcher that needs no Consul, as tests of other programs may have it.
+// placed is a matcher that needs no Consul. Other programs may use such a matcher in their tests.
 type placed []pod.Placement
 
 func (p placed) GetMatches(_ context.Context, selector kube.Selector) (matches []labels.Labeled, err error) {
 	for i := range p {
 		if set := labels.OfPod(p[i].RCID, p[i].PodID, p[i].Labels); selector.Matches(set) {
-			matches = append(matches, labels.Labeled{ID: p[i].Identity.String(), Labels: set, Node: p[i].Node, Pod: &p[i]})
+			matches = append(matches, labels.Labeled{
+				ID: p[i].Identity.String(), Labels: set, Node: p[i].Node,
+				Pod: &p[i],
+			})
 		}
 	}
 	return matches, nil
 }
 
-// Where the pods of a controller are; with a store the matcher is labels.New(store).Pods().
+// The nodes of a controller's pods. With a store the matcher is labels.New(store).Pods().
 func ExampleCurrentPods() {
 	m := placed{
 		{Identity: pod.Identity{RCID: "web-id", Role: "main", Index: 0}, Node: "n1"},

@@ -34,7 +34,7 @@ func (c *cluster) racks(sizes map[string]int) (stop map[string]func()) {
 	return stop
 }
 
-// placedIn returns the nodes where the pods of a controller are placed, by rack.
+// placedIn returns, by rack, the nodes on which a controller's pods are placed.
 func (c *cluster) placedIn(id string) map[string][]string {
 	c.t.Helper()
 	recs, corrupt, err := c.store.Pods.List(c.t.Context(), store.Consistent, id)
@@ -68,7 +68,8 @@ func overRacks(n int) func(*rc.RC) {
 	}
 }
 
-// Two farms place several controllers at once, on racks of different sizes. Each pass wants the one node of rack a.
+// Two farms place several controllers concurrently, on racks of different sizes. Each pass tries the only node of rack
+// a.
 func TestPodsAreSpreadOverRacks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -90,7 +91,7 @@ func TestPodsAreSpreadOverRacks(t *testing.T) {
 	}
 }
 
-// Pods whose nodes are lost or drained go to the rack with the fewest of those that stay: the one that they were in.
+// Pods of lost or drained nodes go to the rack with the fewest remaining pods, which is the rack that they were in.
 func TestReplacementsGoToTheEmptiestRack(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -123,7 +124,8 @@ func TestReplacementsGoToTheEmptiestRack(t *testing.T) {
 	}
 }
 
-// A rack that has no room is passed over, and what has no rack is the last resort. Where racks have room again, they are preferred.
+// A rack without capacity is skipped, and nodes without a rack are the last choice. When racks have capacity again,
+// they are preferred.
 func TestNodesWithoutARackAreTheLastResort(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

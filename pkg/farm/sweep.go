@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// sweepLoop sweeps at the start, whenever something vanished that should be there, and every now and then (R4).
+// sweepLoop sweeps at the start, whenever a record is missing that should be there, and every SweepEvery (R4).
 func (f *Farm) sweepLoop(ctx context.Context) error {
 	for {
 		if err := f.sweep(ctx); err != nil && ctx.Err() == nil {
@@ -24,8 +24,8 @@ func (f *Farm) sweepLoop(ctx context.Context) error {
 	}
 }
 
-// sweep makes missing bells, removes stray ones, mends reservations, and looks at every controller that is not known to be in good hands.
-// What it finds is the leader's to act on, too.
+// sweep makes missing bells, removes stray ones, mends reservations, and asks for a look at each controller that may
+// have no owner.
 func (f *Farm) sweep(ctx context.Context) error {
 	mend := mender{f.core}
 	ids, asked, err := f.cfg.Store.SweepBells(ctx)
@@ -36,49 +36,52 @@ func (f *Farm) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.speaker.sweptAll(ids, locks)
+	f.leaderReporter.sweptAll(ids, locks)
 	if err := errors.Join(mend.mendFresh(ctx), mend.mendClaims(ctx)); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot look for shares of nodes that are not reserved")
 	}
-	if err := mend.mendMet(ctx); err != nil && ctx.Err() == nil {
+	if err := mend.mendMismatched(ctx); err != nil && ctx.Err() == nil {
 		f.log.WithError(err).Warn("cannot mend the reservation of a node")
 	}
 	f.resyncSome(time.Now())
-	for _, id := range rc.UnitsOf(slices.Concat(ids, asked)) { // whoever asks rings, but a sweep may have taken the bell of what has no record
+	// A request rings a bell, but a sweep may have removed the bell of a controller without a record.
+	for _, id := range rc.UnitsOf(slices.Concat(ids, asked)) {
 		u, _ := f.roster.get(id)
 		switch {
 		case u == nil:
-			// A lock of our own session that nobody works under is claimed again (R4). What others hold was found out
-			// when the bell was seen; the locks as listed may be older than a change of the members.
+			// If this farm's session holds a lock without a unit in the roster, the farm claims the unit again (R4).
+			// The farm learns of the locks of other farms when a bell rings, because this list may be older than a
+			// change of the members.
 			if !locks[id] {
-				f.roster.listed(id, false)
+				f.roster.markFree(id)
 				f.queue.Add(id)
 			}
 		case locks[id]:
 			u.looks.Ask()
-			f.queue.Add(id) // another's: its next write finds out
+			f.queue.Add(id) // another farm has the lock: the next write will fail
 		}
 	}
 	return nil
 }
 
-// resyncsAtOnce is how many of the controllers that a farm claims between two sweeps it resyncs at once, and the least that a sweep
-// asks for.
+// resyncsAtOnce is how many of the controllers that are claimed between two sweeps are resynced in their first pass,
+// and the least number of due resyncs that a sweep asks for.
 const resyncsAtOnce = 64
 
-// resyncClaimed says when a controller that was claimed is resynced first: at once, unless a farm takes over many, which would
-// keep all of them from what has to be done. What has no pods needs none, unless there are books that may show some.
+// resyncClaimed decides whether a claimed controller is resynced in its first pass. If the farm takes over many, most
+// resyncs come later, because they would delay urgent work. A controller without pods needs none, unless an outside
+// scheduler may still have allocations for it.
 func (k *kit) resyncClaimed(c *controller, placements int) {
 	switch {
-	case placements == 0 && k.books == nil && !c.memory.recordless:
+	case placements == 0 && !k.places.KeepsBooks() && !c.memory.recordless:
 		c.shared.is.lastResync = time.Now()
 	case k.resyncsLeft.Add(-1) >= 0 || c.memory.recordless:
 		c.shared.is.resync = true
 	}
 }
 
-// resyncSome asks for the resyncs that are due, spread over the time until the next sweep: those first that have waited longest, and
-// so many that all of the farm's controllers would have their turn in half of the time that one may go without.
+// resyncSome asks for the resyncs that are due, spread over the time until the next sweep, the oldest first. Each
+// controller has had one after half of ResyncEvery.
 func (f *Farm) resyncSome(now time.Time) {
 	f.kit.resyncsLeft.Store(resyncsAtOnce)
 	var due []*controller
@@ -99,7 +102,6 @@ func (f *Farm) resyncSome(now time.Time) {
 	}
 }
 
-// resyncQuota returns how many of some controllers a sweep resyncs.
 func resyncQuota(owned int, sweepEvery, resyncEvery time.Duration) int {
 	return max(resyncsAtOnce, int(2*float64(owned)*float64(sweepEvery)/float64(resyncEvery)))
 }

@@ -16,120 +16,122 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// nodeSync is where the farm stands with the current cluster epoch (R1).
+// nodeSync has whether the nodes are synced (R1).
 type nodeSync struct {
 	mu      sync.Mutex
-	epoch   string            // that all living nodes are synced for; empty: none yet
+	epoch   string            // for which all living nodes are synced; empty: none yet
 	reason  string            // why the nodes are not synced
-	current string            // that the reason is about
-	since   time.Time         // by our own clock: when current was first seen
-	ignored map[string]string // what was told of nodes whose word is ignored
+	current string            // epoch that the reason is about
+	since   time.Time         // when current was first seen, by this farm's clock
+	ignored map[string]string // by node: why its report that the store went back is ignored
 }
 
-// ignore notes whose word is ignored and why, and has tell called for each that was not told.
-func (s *nodeSync) ignore(now map[string]string, tell func(name, why string)) {
-	s.mu.Lock()
-	before := s.ignored
-	s.ignored = now
-	s.mu.Unlock()
+// ignore stores which nodes' reports are ignored and why, and calls log for each new reason.
+func (n *nodeSync) ignore(now map[string]string, log func(name, why string)) {
+	n.mu.Lock()
+	before := n.ignored
+	n.ignored = now
+	n.mu.Unlock()
 	for name, why := range now {
 		if before[name] != why {
-			tell(name, why)
+			log(name, why)
 		}
 	}
 }
 
-// syncEvery is how often the nodes' answers to a new epoch are looked at, at first and at last: a node that never
-// answers must not keep every farm asking for all of them.
 const (
-	syncEvery    = 250 * time.Millisecond
-	syncEveryMax = 4 * time.Second
+	syncEvery    = 250 * time.Millisecond // at first
+	syncEveryMax = 4 * time.Second        // later, because waiting for a node that never answers must not load Consul
 )
 
-// tellHoldEvery is how often statuses follow the reason why nothing is added: nodes may answer one after the other.
-const tellHoldEvery = 5 * time.Second
+// holdStatusEvery is how often the reason of a hold is written into the statuses again. It changes with each node that
+// reports.
+const holdStatusEvery = 5 * time.Second
 
-// endGrace is what a machine needs to schedule its supervisor, and its kernel to end what was killed (ADR 23).
+// endGrace is the time that a machine gets to run its supervisor, and to end the processes that it has killed (ADR 23).
 const endGrace = 5 * time.Second
 
-// syncNodes finds out, for each new cluster epoch, when every living node has said what it runs. Until then nothing is added.
+// syncNodes finds out, for each new epoch, when all living nodes have reported what they run. Until then no pod is
+// added.
 func (f *Farm) syncNodes(ctx context.Context) error {
-	var next, toldAt time.Time
+	var next, shownAt time.Time
 	var gap time.Duration
-	told := ""   // why the controllers were last looked at
-	marked := "" // the epoch of which the store says that the hold has ended
-	heed := true // somebody saw the store go back, or may count as a witness later
+	shown := ""       // the reason when the statuses were last updated
+	marked := ""      // the epoch for which the store records that the hold has ended
+	witnesses := true // some node may be a witness that the store went back in time
 	for {
-		rec := f.cache.now().schema
+		rec := f.cache.present().schema
 		schema := rec.Value
 		since, other := f.kit.nodeSync.begin(schema.Epoch)
 		if other {
-			next, gap, told = time.Time{}, syncEvery, ""
+			next, gap, shown = time.Time{}, syncEvery, ""
 		}
 		done := f.kit.nodeSync.synced(schema.Epoch)
 		if now := time.Now(); !done && !now.Before(next) {
 			if now.Sub(since) > 10*time.Second {
 				gap = min(2*gap, syncEveryMax)
 			}
-			next = now.Add(gap - syncEvery/2) // the tick that is due, not the one after
+			next = now.Add(gap - syncEvery/2) // half a tick early, because a tick may come early, too
 			reason := f.notSynced(ctx, schema, since)
 			f.kit.nodeSync.found(schema.Epoch, reason)
-			if reason != "" && reason != told && now.Sub(toldAt) >= tellHoldEvery {
-				told, toldAt = reason, now
-				f.enqueueOwned(func(*controller) bool { return true }) // their statuses say why they wait
+			if reason != "" && reason != shown && now.Sub(shownAt) >= holdStatusEvery {
+				shown, shownAt = reason, now
+				f.enqueueOwned(all) // the looks write the reason into the statuses
 			}
 			if reason == "" {
 				f.log.WithField("epoch", schema.Epoch).Info("every living node has reported")
-				f.enqueueOwned(func(*controller) bool { return true })
+				f.enqueueOwned(all)
 			}
 		}
 		if done && marked != schema.Epoch && f.markSynced(ctx, rec) {
 			marked = schema.Epoch
 		}
-		if done && heed {
-			_, heed = f.heed(ctx, schema, since) // nothing is held up again: only the epoch may be renewed
+		if done && witnesses {
+			// In one epoch, a hold that has ended does not begin again. But a witness may renew the epoch.
+			_, witnesses = f.checkWitnesses(ctx, schema, since)
 		}
 		f.observe()
 		woken, err := wait.PauseUnless(ctx, f.witness, syncEvery)
 		if err != nil {
 			return err
 		}
-		heed = heed || woken
+		witnesses = witnesses || woken
 	}
 }
 
-// markSynced tells successors that they need not wait for nodes to appear, and reports whether there is nothing left to tell.
+// markSynced writes that the hold has ended, so that later farms need not wait for nodes to appear. It reports whether
+// that is done or not needed.
 func (f *Farm) markSynced(ctx context.Context, schema store.Rec[store.Schema]) bool {
 	err := f.cfg.Store.MarkSynced(ctx, schema)
 	switch {
 	case err == nil, errors.Is(err, store.ErrRefused):
-		return true // refused: the epoch is another one by now, or the token may not, and then successors wait
+		return true // refused: the epoch has changed, or the token may not write it and later farms wait
 	case ctx.Err() == nil:
-		f.log.WithError(err).Debug("cannot tell that the hold has ended; trying again")
+		f.log.WithError(err).Debug("cannot write that the hold has ended; trying again")
 	}
 	return false
 }
 
-// notSynced says what is missing before pods may be added in a world with this epoch, "" when nothing is.
+// notSynced returns why no pod may be added yet; "": pods may be added.
 func (f *Farm) notSynced(ctx context.Context, schema store.Schema, since time.Time) string {
 	if schema.Epoch == "" {
 		return "the cluster record is missing"
 	}
-	if reason, _ := f.heed(ctx, schema, since); reason != "" {
+	if reason, _ := f.checkWitnesses(ctx, schema, since); reason != "" {
 		return reason
 	}
-	// Our own clock counts. The other one only tells an epoch that is old beyond doubt.
+	// The farm waits by its own clock. The record's time only shows that an epoch is certainly old.
 	if wait := 2 * f.cfg.TTL; time.Since(since) < wait && time.Since(schema.CreatedAt) < wait+field.ClockError {
-		// Unless some farm has waited already. That spares the time only, not the answer of a single node.
+		// If another farm has waited already, only the answers of all nodes are needed.
 		if epoch, err := f.cfg.Store.SyncedEpoch(ctx); err != nil || epoch != schema.Epoch {
 			return "the records are new: waiting for nodes to report what they run"
 		}
 	}
 	passing, err := f.cfg.Store.Passing(ctx)
 	if err != nil {
-		return "cannot tell which nodes are alive: " + err.Error()
+		return "cannot find out which nodes live: " + err.Error()
 	}
-	silent, without := f.cache.silent(passing, schema.Epoch)
+	silent, released := f.cache.silent(passing, schema.Epoch)
 	if len(silent) > 0 {
 		const show = 5
 		more := ""
@@ -139,19 +141,20 @@ func (f *Farm) notSynced(ctx context.Context, schema store.Schema, since time.Ti
 		return "waiting for nodes to report what they run: " + strings.Join(silent, ", ") + more +
 			" (for one that cannot: rcctl farm release-hold NODE)"
 	}
-	if len(without) > 0 {
-		f.log.WithField("nodes", without).Warn("operators let the farms go on without knowing what these nodes run")
+	if len(released) > 0 {
+		f.log.WithField("nodes", released).Warn("operators let the farms go on without the reports of these nodes")
 	}
 	return ""
 }
 
-// heed acts on what nodes say that saw the store go back in time. It returns why nothing may be added because of that,
-// and whether some node says so still. A node's word that cannot be so is told, and changes nothing.
-func (f *Farm) heed(ctx context.Context, schema store.Schema, since time.Time) (reason string, still bool) {
+// checkWitnesses acts on nodes that report that the store went back in time, and ignores impossible reports. reason is
+// why these reports keep pods from being added; "": they do not. still means that some node still reports it.
+func (f *Farm) checkWitnesses(ctx context.Context, schema store.Schema, since time.Time) (reason string, still bool) {
 	nodes, _ := f.cache.nodesAt()
 	w := store.WitnessesOf(schema, slices.Collect(maps.Values(nodes)), time.Now(), time.Since(since))
 	f.kit.nodeSync.ignore(w.Ignored, func(name, why string) {
-		f.log.WithField(obs.Node, name).WithField("why", why).Warn("what a node says of a store that went back in time is ignored")
+		f.log.WithField(obs.Node, name).WithField("why", why).
+			Warn("ignoring a node's report that the store went back in time")
 	})
 	f.cfg.Metrics.ignored.Set(float64(len(w.Ignored)))
 	switch {
@@ -161,65 +164,48 @@ func (f *Farm) heed(ctx context.Context, schema store.Schema, since time.Time) (
 		f.startOver(f.cache.wentBackFrom(ctx, w.Epoch, w.Witness()))
 		return "node " + names + " saw the store go back in time", true
 	case w.Epoch != "":
-		return fmt.Sprintf("node %s alone says again that the store went back in time: waiting for another witness, or for %s (for one that is wrong: rcctl farm release-hold %s)",
+		return fmt.Sprintf("node %s alone reports again that the store went back in time: "+
+			"waiting for another witness, or for %s (if the node is wrong: rcctl farm release-hold %s)",
 			w.By[0], store.SoleWitness, w.By[0]), true
 	default:
 		return "", len(w.Ignored) > 0
 	}
 }
 
-// silent returns which of the passing nodes have not said what they run, and apart those of them whose word operators do not
-// want to wait for under this epoch.
-func (w *cache) silent(passing []string, epoch string) (silent, released []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, name := range passing {
-		switch v := w.views[name]; {
-		case v != nil && v.Spoke(epoch):
-		case w.ops[name].HoldReleased == epoch:
-			released = append(released, name)
-		default:
-			silent = append(silent, name)
-		}
+// begin returns when this farm first saw the epoch, by its own clock, and whether the epoch is new.
+func (n *nodeSync) begin(epoch string) (since time.Time, other bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if other = n.current != epoch; other {
+		n.current, n.since, n.reason = epoch, time.Now(), ""
 	}
-	return silent, released
+	return n.since, other
 }
 
-// begin is for a look at the nodes. It returns since when the epoch is known, by our own clock, and whether it is another one than before.
-func (s *nodeSync) begin(epoch string) (since time.Time, other bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if other = s.current != epoch; other {
-		s.current, s.since, s.reason = epoch, time.Now(), ""
-	}
-	return s.since, other
-}
-
-// found notes why the nodes are not synced for an epoch; empty: they are.
-func (s *nodeSync) found(epoch, reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reason = reason; reason == "" {
-		s.epoch = epoch
+// found stores why the nodes are not synced; "": they are.
+func (n *nodeSync) found(epoch, reason string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.reason = reason; reason == "" {
+		n.epoch = epoch
 	}
 }
 
-// synced reports whether all living nodes are synced for an epoch: they have said what they run.
-func (s *nodeSync) synced(epoch string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return epoch != "" && s.epoch == epoch
+func (n *nodeSync) synced(epoch string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return epoch != "" && n.epoch == epoch
 }
 
-// hold returns why nothing may be added now, "" when it may.
-func (s *nodeSync) hold(epoch string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// hold returns why no pod may be added now; "": pods may be added.
+func (n *nodeSync) hold(epoch string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	switch {
-	case epoch != "" && s.epoch == epoch:
+	case epoch != "" && n.epoch == epoch:
 		return ""
-	case s.reason != "" && s.current == epoch:
-		return s.reason
+	case n.reason != "" && n.current == epoch:
+		return n.reason
 	default:
 		return "the cluster record is new: looking at the nodes"
 	}

@@ -14,7 +14,7 @@ type nobodyPasses struct{ Session }
 func (nobodyPasses) Passing(context.Context) ([]string, error)   { return nil, nil }
 func (nobodyPasses) SyncedEpoch(context.Context) (string, error) { return "", nil }
 
-// The wait of R1 counts by this farm's own clock, whatever the clock says that the epoch is from.
+// The wait of R1 is measured by this farm's own clock. A wrong time in the epoch's record does not shorten it.
 func TestAForeignClockDoesNotShortenTheWait(t *testing.T) {
 	t.Parallel()
 	log, err := obs.NewLogger(discard{}, "error", "text")

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -15,10 +14,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// mute runs a preparer that passes in the catalog and never writes its record.
+// mute runs a preparer whose check passes in the catalog, and that never writes its record.
 func (c *cluster) mute(name string) (stop func()) {
 	client, st := c.connect()
-	cfg := consul.SessionConfig{Kind: "preparer", Name: name, TTL: ttl, Meta: st.PreparerMeta(name), Journal: &simnode.Journal{}}
+	cfg := c.session("preparer", name)
+	cfg.Meta = st.PreparerMeta(name)
 	return c.background(func(ctx context.Context) error {
 		return client.RunSession(ctx, cfg, func(ctx context.Context, _ *consul.Session) error {
 			<-ctx.Done()
@@ -37,8 +37,8 @@ func (c *cluster) passing(names ...string) {
 	})
 }
 
-// A preparer that passes and cannot answer keeps everything waiting, and says so, until an operator releases the hold for it: for
-// the epoch of now, and no other.
+// A preparer whose check passes, but that cannot answer, delays all changes, and the status reports this, until an
+// operator releases the hold for it. The release is valid for the present epoch only.
 func TestAHoldIsReleased(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -55,7 +55,11 @@ func TestAHoldIsReleased(t *testing.T) {
 	release := func(index uint64, epoch string) uint64 {
 		t.Helper()
 		ops := node.Ops{Name: "n2", HoldReleased: epoch}
-		if err := c.store.Operator.ChangeNode(t.Context(), store.NodeChange{Ops: ops, Index: index, Audit: store.NewAudit("test", "release-hold", "", nil)}); err != nil {
+		if err := c.store.Operator.ChangeNode(t.Context(),
+			store.NodeChange{
+				Ops: ops, Index: index,
+				Audit: store.NewAudit("test", "release-hold", "", nil),
+			}); err != nil {
 			t.Fatal(err)
 		}
 		rec, err := c.store.NodeOps.Get(t.Context(), store.Consistent, "n2")
@@ -64,7 +68,7 @@ func TestAHoldIsReleased(t *testing.T) {
 		}
 		return rec.Index
 	}
-	index := release(0, "00"+schema.Value.Epoch[2:]) // what was said of other records
+	index := release(0, "00"+schema.Value.Epoch[2:]) // a release for another epoch
 	for range 3 {
 		c.apply("web", testManifest("web", 0), replicas(2))
 		c.condition("web", rc.Holding, true, "n2")
@@ -76,7 +80,8 @@ func TestAHoldIsReleased(t *testing.T) {
 	c.converged("web", 2)
 }
 
-// Where a farm has found the nodes synced its successor need not wait for them to appear; but it asks every node all the same.
+// If one farm has found the nodes synced, its successor need not wait for them to appear. But it still needs the
+// answers of all nodes.
 func TestASuccessorDoesNotWaitAgain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -104,7 +109,7 @@ func TestASuccessorDoesNotWaitAgain(t *testing.T) {
 	c.converged("web", 2)
 }
 
-// An epoch for which nobody has found the nodes synced is waited for, whatever was said of others.
+// A farm waits in an epoch for which no farm has found the nodes synced, even if the store has another epoch as synced.
 func TestASuccessorWaitsForAnotherEpoch(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -123,8 +128,8 @@ func TestASuccessorWaitsForAnotherEpoch(t *testing.T) {
 	}
 }
 
-// A mark that lands after the epoch was renewed is none.
-func TestALateMarkIsRefused(t *testing.T) {
+// After the epoch was renewed, Consul refuses the write that the hold of the former epoch has ended.
+func TestALateEndOfAHoldIsRefused(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	schema, err := c.store.EnsureSchema(t.Context())

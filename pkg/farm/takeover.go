@@ -8,18 +8,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// idleLook is how long a loop waits that has nothing to do until somebody wakes it.
+// idleLook is how long an idle loop waits unless a signal wakes it.
 const idleLook = time.Hour
 
-// takeOver claims, whenever the members change, what has no owner then.
-func (f *Farm) takeOver(ctx context.Context) error {
+func (c claimer) takeOver(ctx context.Context, moved wait.Signal) error {
 	for again := idleLook; ; {
-		if _, err := wait.PauseUnless(ctx, f.moved, again); err != nil {
+		if _, err := wait.PauseUnless(ctx, moved, again); err != nil {
 			return err
 		}
-		more, err := f.claimFreed(ctx)
+		more, err := c.claimFreed(ctx)
 		if err != nil && ctx.Err() == nil {
-			f.log.WithError(err).Warn("cannot tell which controllers have no owner")
+			c.log.WithError(err).Warn("cannot find out which controllers have no owner")
 		}
 		if again = idleLook; more || err != nil {
 			again = unownedGrace
@@ -27,68 +26,83 @@ func (f *Farm) takeOver(ctx context.Context) error {
 	}
 }
 
-// perClaim is how much longer a farm may take to claim what it should own for each controller that is free.
+// perClaim is how much more time a preferred farm gets for each unit without an owner before other farms claim its
+// units.
 const perClaim = time.Millisecond
 
-// claimFreed looks at all locks in one request, which with thousands of controllers is one in place of thousands, and has those
-// claimed that are free and that this farm should own, those first that rang last: what was changed while nobody could act on it is
-// among them. It returns whether there are others, which the farms that should own them have a while to claim.
-func (f *Farm) claimFreed(ctx context.Context) (more bool, err error) {
-	locked, err := f.cfg.Store.Locks(ctx)
+// claimFreed asks for a claim of each unit without an owner for which this farm is preferred. Units whose bells rang
+// last come first: some changed while they had no owner. more means that the preferred farms of other units still have
+// some time to claim them.
+func (c claimer) claimFreed(ctx context.Context) (more bool, err error) {
+	locked, err := c.cfg.Store.Locks(ctx)
 	if err != nil {
 		return false, err
 	}
 	var free []string
-	for _, id := range f.cache.lastRung() {
-		if !f.roster.listed(id, locked[id]) {
+	for _, id := range c.cache.lastRung() {
+		if !c.roster.listed(id, locked[id]) {
 			free = append(free, id)
 		}
 	}
 	patience := time.Duration(len(free)) * perClaim
 	var own []string
 	for _, id := range free {
-		owner, mine, err := f.preferred(ctx, id)
+		owner, mine, err := c.preferred(ctx, id)
 		switch {
 		case err != nil:
 			return false, err
 		case !mine:
-		case owner == f.cfg.ID:
+		case owner == c.cfg.ID:
 			own = append(own, id)
-		case f.roster.grace.Left(id, unownedGrace) <= -patience:
-			f.enqueue(id)
+		case c.roster.grace.Left(id, unownedGrace) <= -patience:
+			c.enqueue(id)
 		default:
 			more = true
 		}
 	}
-	f.claimAll(ctx, own)
+	c.claimAll(ctx, own)
 	for _, id := range own {
-		f.enqueue(id)
+		c.enqueue(id)
 	}
 	return more, nil
 }
 
-// manyFree is from how many units on a farm takes their locks before it reads any of them. Fewer are read with their locks.
+func (c claimer) claimsMore(ctx context.Context) (bool, error) {
+	for _, id := range c.cache.lastRung() {
+		if u, ownedElsewhere := c.roster.get(id); u != nil || ownedElsewhere {
+			continue
+		}
+		if owner, _, err := c.preferred(ctx, id); err != nil || owner == c.cfg.ID {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// manyFree is from how many units on the farm takes all their locks before it reads a unit. For fewer units, one
+// request claims and reads one unit.
 const manyFree = 64
 
-// claimAll takes the locks of many units that this farm should own. A look at each that it did not get claims it alone, or finds
-// out whose it is; so does a worker that is claiming one at this moment: whoever has an older fence is refused, and bumps it.
-func (f *Farm) claimAll(ctx context.Context, ids []string) {
+// claimAll takes the locks of many units. A later look claims the others one by one. If a worker of this farm claims
+// the same unit at this moment, Consul refuses the older fence, and the holder of that fence bumps it.
+func (c claimer) claimAll(ctx context.Context, ids []string) {
 	if len(ids) < manyFree {
 		return
 	}
-	fences, err := f.cfg.Store.ClaimAll(ctx, ids)
+	fences, err := c.cfg.Store.ClaimAll(ctx, ids)
 	if err != nil && ctx.Err() == nil {
-		f.log.WithError(err).WithField("controllers", len(ids)-len(fences)).Info("not all controllers could be claimed together; they are claimed one by one")
+		c.log.WithError(err).WithField("units", len(ids)-len(fences)).
+			Info("cannot claim all units together; claiming the others one by one")
 	}
 	for id, fence := range fences {
-		if known, _ := f.roster.get(id); known != nil {
+		if known, _ := c.roster.get(id); known != nil {
 			continue
 		}
-		u := f.kit.newUnit(id, fence)
-		f.kit.stops.claimed(id) // before anybody finds it
-		if !f.roster.add(u, true) {
-			continue // a worker was faster; its next look learns what it has learnt already
+		u := c.kit.newUnit(id, fence)
+		c.kit.stops.Claimed(id) // before a worker can find the unit
+		if !c.roster.addNew(u) {
+			continue // a worker was faster; its next look repeats what its claim has done
 		}
-		u.log.WithField(obs.ConsulIndex, fence.Index).Info("claimed a controller")
+		u.log.WithField(obs.ConsulIndex, fence.Index).Info("claimed a unit")
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// What rang last comes first.
+// The bell that rang last comes first.
 func TestLastRung(t *testing.T) {
 	t.Parallel()
 	w := emptyCache()
@@ -22,8 +22,9 @@ func TestLastRung(t *testing.T) {
 	}
 }
 
-// Resyncs after a farm has taken over many controllers are spread out: some at once, and then a share in each sweep, those
-// first that have waited longest, so that all have had one in half of the time that one may go without.
+// After a farm has taken over many controllers, their resyncs are spread: some at once, then a part in each sweep. The
+// controllers that have waited longest come first. Each controller has had a resync after half of the time between two
+// resyncs.
 func TestResyncsAreSpread(t *testing.T) {
 	t.Parallel()
 	log, err := obs.NewLogger(io.Discard, "info", "text")
@@ -38,17 +39,17 @@ func TestResyncsAreSpread(t *testing.T) {
 		u := unitOver(f.kit, fmt.Sprint(i), store.Fence{})
 		c := u.known(u.id)
 		f.kit.resyncClaimed(c, 3)
-		f.roster.add(u, true)
+		f.roster.add(u)
 		if c.shared.is.resync {
 			atOnce++
 		}
 	}
 	if atOnce != resyncsAtOnce {
-		t.Errorf("%d of %d are checked at once, want %d", atOnce, owned, resyncsAtOnce)
+		t.Errorf("%d of %d are resynced at once, want %d", atOnce, owned, resyncsAtOnce)
 	}
 	empty := &controller{kit: f.kit}
 	if f.kit.resyncClaimed(empty, 0); empty.shared.is.resync || empty.shared.is.lastResync.IsZero() {
-		t.Error("what has no pods is resynced")
+		t.Error("a controller without pods is resynced")
 	}
 	now, sweeps := time.Now(), 0
 	for left := owned; left > 0; sweeps++ {
@@ -67,6 +68,6 @@ func TestResyncsAreSpread(t *testing.T) {
 		now = now.Add(f.cfg.SweepEvery)
 	}
 	if took := time.Duration(sweeps) * f.cfg.SweepEvery; took > f.cfg.ResyncEvery/2+f.cfg.SweepEvery {
-		t.Errorf("it takes %s until all were checked", took)
+		t.Errorf("it takes %s until all were resynced", took)
 	}
 }

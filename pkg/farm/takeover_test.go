@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 	"github.com/rcfarm/rcfarm/pkg/farm"
@@ -18,7 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// asking notes which controllers a farm asks about one by one: whether somebody holds their locks.
+// asking notes for which units a farm asks whether they are locked.
 type asking struct {
 	*store.FarmSession
 	*asked
@@ -36,7 +35,7 @@ func (a asking) IsLocked(ctx context.Context, id string) (bool, error) {
 	return a.FarmSession.IsLocked(ctx, id)
 }
 
-// about returns how many times controllers with a prefix were asked about.
+// about returns the number of questions about units with a prefix.
 func (a *asked) about(prefix string) (times int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -48,7 +47,7 @@ func (a *asked) about(prefix string) (times int) {
 	return times
 }
 
-// among returns how many times some controllers were asked about.
+// among returns the number of questions about some units.
 func (a *asked) among(some map[string]bool) (times int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -60,8 +59,8 @@ func (a *asked) among(some map[string]bool) (times int) {
 	return times
 }
 
-// When a farm ends the others find out which controllers have no owner from one list of the locks. They do not ask about each
-// controller that another farm has.
+// When a farm ends, the others find the units without an owner in one list of the locks. They do not ask about each
+// unit that another farm owns.
 func TestTakeOverAsksOnce(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -75,11 +74,12 @@ func TestTakeOverAsksOnce(t *testing.T) {
 	start := func(id string) (*asked, func()) {
 		a := &asked{}
 		client, st := c.connect()
-		cfg := consul.SessionConfig{Kind: "farm", Name: id, TTL: ttl, Journal: &simnode.Journal{}}
+		cfg := c.session("farm", id)
 		return a, c.background(func(ctx context.Context) error {
 			return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 				return farm.NewFarm(farm.Config{
-					ID: id, Store: asking{st.FarmSession(s, id), a}, Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Hour, StableAfter: time.Hour,
+					ID: id, Store: asking{st.FarmSession(s, id), a}, Log: log, TTL: 500 * time.Millisecond,
+					SweepEvery: time.Hour, StableAfter: time.Hour,
 				}).Start(ctx)
 			})
 		})
@@ -108,14 +108,14 @@ func TestTakeOverAsksOnce(t *testing.T) {
 				}
 			}
 			if err == nil && got < n {
-				err = fmt.Errorf("%d of %d controllers are owned by others than %q", got, n, by)
+				err = fmt.Errorf("%d of %d controllers have another owner than %q", got, n, by)
 			}
 			return err
 		}
 	}
 	consultest.Eventually(t, soon, owned(rcs, ""))
-	// A farm asks about what it sees made and does not own, once its owner has had time to claim it: when each has asked about one of
-	// these, they have asked about all that was made before.
+	// A farm asks about a new unit that it does not own, after the preferred farm has had time to claim it. When each
+	// farm has asked about such a unit, both have asked about all earlier units.
 	made := rcs
 	askedAbout := func(prefix string) {
 		t.Helper()
@@ -126,7 +126,7 @@ func TestTakeOverAsksOnce(t *testing.T) {
 		}
 	}
 	askedAbout("then")
-	stays := map[string]bool{} // with its owner
+	stays := map[string]bool{} // units that keep their owner
 	recs, _, err := c.store.Statuses.List(t.Context(), store.Default)
 	if err != nil {
 		t.Fatal(err)
@@ -138,13 +138,15 @@ func TestTakeOverAsksOnce(t *testing.T) {
 	stop()
 	consultest.Eventually(t, soon, owned(made, "f3"))
 	askedAbout("new")
-	// A report that comes in just then may make a farm ask about a few.
+	// A report that arrives just then may make a farm ask about a few.
 	if more, most := first.among(stays)+second.among(stays)-before, rcs/4; more > most {
-		t.Errorf("after a farm had ended the others asked %d times about controllers that were not its own, want at most %d", more, most)
+		t.Errorf(
+			"after a farm had ended, the others asked %d times about controllers of living farms, want at most %d",
+			more, most)
 	}
 }
 
-// claims notes how a farm takes locks: of how many controllers together, and of which alone.
+// claims counts the units whose locks a farm takes together, and the units whose locks it takes alone.
 type claims struct {
 	*store.FarmSession
 	together, alone *atomic.Int32
@@ -161,7 +163,7 @@ func (c claims) Claim(ctx context.Context, id string) (store.Claimed, error) {
 	return c.FarmSession.Claim(ctx, id)
 }
 
-// A farm that takes over many controllers takes their locks together, and then brings each of them in line with what is desired.
+// A farm that takes over many controllers takes their locks together, and then reconciles each of them.
 func TestTakeOverTakesManyLocksTogether(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -204,7 +206,8 @@ func TestTakeOverTakesManyLocksTogether(t *testing.T) {
 	stop()
 	consultest.Eventually(t, soon, owned("f2"))
 	c.converged("web-000", 2)
-	if together.Load() < rcs/4 { // the former owner releases them one by one: how many are free at a time is the machine's doing
+	// the previous owner releases them one by one, so it depends on the machine how many are free at a time
+	if together.Load() < rcs/4 {
 		t.Errorf("%d locks were taken together, %d alone", together.Load(), alone.Load())
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/integration/simnode"
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/farm"
 	"github.com/rcfarm/rcfarm/pkg/obs"
@@ -18,8 +17,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A farm whose session is renewed with the servers, without an agent that vouches for it, places pods, and another one takes
-// over when it is cut off without a word.
+// A farm whose session is renewed with the servers, without an agent, places pods. When it is cut off without notice,
+// another farm takes over.
 func TestFarmsWithoutAnAgentFailOver(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -30,7 +29,9 @@ func TestFarmsWithoutAnAgentFailOver(t *testing.T) {
 	}
 	var cut atomic.Bool
 	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: c.addr})
-	forward.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }
+	forward.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) {
+		w.WriteHeader(http.StatusBadGateway)
+	}
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if cut.Load() {
 			w.WriteHeader(http.StatusBadGateway)
@@ -46,11 +47,13 @@ func TestFarmsWithoutAnAgentFailOver(t *testing.T) {
 		}
 		t.Cleanup(client.Close)
 		st := store.New(client, c.store.Keys())
-		cfg := consul.SessionConfig{Kind: "farm", Name: id, Mode: consul.ByTTL, TTL: consul.MinSessionTTL, Journal: &simnode.Journal{}}
+		cfg := c.session("farm", id)
+		cfg.Mode, cfg.TTL = consul.ByTTL, consul.MinSessionTTL
 		c.background(func(ctx context.Context) error {
 			return client.RunSession(ctx, cfg, func(ctx context.Context, s *consul.Session) error {
 				return farm.NewFarm(farm.Config{
-					ID: id, Store: st.FarmSession(s, id), Log: log, TTL: 500 * time.Millisecond, SweepEvery: time.Second, StableAfter: time.Hour,
+					ID: id, Store: st.FarmSession(s, id), Log: log, TTL: 500 * time.Millisecond,
+					SweepEvery: time.Second, StableAfter: time.Hour,
 				}).Start(ctx)
 			})
 		})
@@ -67,7 +70,7 @@ func TestFarmsWithoutAnAgentFailOver(t *testing.T) {
 	start("f2", c.addr)
 	c.apply("web", testManifest("web", 0), replicas(3))
 	c.converged("web", 3)
-	c.statusOf("web", owner("f1")) // it is not handed over
+	c.statusOf("web", owner("f1")) // f1 does not hand it over
 	cut.Store(true)
 	proxy.CloseClientConnections()
 	c.apply("web", testManifest("web", 0), replicas(4))
@@ -76,7 +79,7 @@ func TestFarmsWithoutAnAgentFailOver(t *testing.T) {
 	after := c.running("web")
 	for id := range before {
 		if len(after[id]) != 1 {
-			t.Errorf("%s did not survive the failover: %v", id, after)
+			t.Errorf("%s did not run on through the failover: %v", id, after)
 		}
 	}
 }

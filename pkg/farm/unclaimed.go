@@ -4,87 +4,92 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/ownerless"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// maxReports bounds how many controllers without an owner one sweep writes about.
+// maxReports bounds what the leader reports after one sweep, for each kind of finding.
 const maxReports = 100
 
-// swept is what a sweep has found that the leader is to act on.
 type swept struct {
 	ids       []string        // of all controllers
-	free      map[string]bool // those without an owner
-	unclaimed []string        // those that had none in the sweep before, either
+	free      map[string]bool // controllers without an owner
+	unclaimed []string        // controllers that had no owner in the sweep before, either
 	again     bool            // there was a sweep before
 }
 
-// sweptAll notes what a sweep has found: the controllers, and the locks of them that others hold.
-func (f *speaker) sweptAll(ids []string, locks store.LockState) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := &swept{ids: ids, free: map[string]bool{}, again: f.last != nil}
+// sweptAll stores the result of a sweep. locks has the locks that other farms hold.
+func (s *leaderReporter) sweptAll(ids []string, locks store.LockState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := ownerless.Known{}
 	for _, id := range ids {
-		if !locks[rc.UnitOf(id)] {
-			now.free[id] = true
-			if f.last != nil && f.last.free[id] {
-				now.unclaimed = append(now.unclaimed, id)
-			}
+		if locks[rc.UnitOf(id)] {
+			known.Note(ownerless.Record{Of: ownerless.Farm, About: id})
 		}
 	}
-	f.last = now
-	f.swept.Raise()
+	now := &swept{ids: ids, free: map[string]bool{}, again: s.last != nil}
+	for _, lacks := range ownerless.Scan(ownerless.Farm, known, ownerless.Each(ownerless.Controller, ids)) {
+		now.free[lacks.About] = true
+		if s.last != nil && s.last.free[lacks.About] {
+			now.unclaimed = append(now.unclaimed, lacks.About)
+		}
+	}
+	s.last = now
+	s.swept.Raise()
 }
 
-// lastSweep returns what the last sweep has found; nil: there was none.
-func (f *speaker) lastSweep() *swept {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.last
+func (s *leaderReporter) lastSweep() *swept {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
 }
 
 // reset forgets what only a leader knows.
-func (f *speaker) reset() {
-	f.notified = nil
-	f.cfg.Metrics.unclaimed.Set(0)
-	f.unreadable.forget(unownedKind)
-	f.unreadable.forget(straysKind)
+func (s *leaderReporter) reset() {
+	s.notified = nil
+	s.cfg.Metrics.unclaimed.Set(0)
+	s.unreadable.forget(unownedKind)
+	s.unreadable.forget(straysKind)
 }
 
-// reportUnclaimed counts the controllers that had no owner in a sweep and in the one before, and says so in their statuses, where an owner
-// finds what was told.
-func (f *speaker) reportUnclaimed(ctx context.Context, as Duties, found *swept) {
+// reportUnclaimed writes into the statuses of controllers that had no owner in the last two sweeps. A later owner finds
+// there which alerts were sent.
+func (s *leaderReporter) reportUnclaimed(ctx context.Context, as LeaderStore, found *swept) {
 	unclaimed := found.unclaimed
-	f.cfg.Metrics.unclaimed.Set(float64(len(unclaimed)))
-	told := map[string]map[string]bool{}
+	s.cfg.Metrics.unclaimed.Set(float64(len(unclaimed)))
+	notified := map[string]map[string]bool{}
 	var corrupt []error
 	for _, id := range unclaimed[:min(len(unclaimed), maxReports)] {
-		pending, err := f.reportOne(ctx, as, id)
-		corrupt = append(corrupt, err) // those that are about unreadable records are told: no owner will
+		pending, err := s.reportOne(ctx, as, id)
+		corrupt = append(corrupt, err) // corruptKeys picks unreadable records: no owner alerts to them
 		if err != nil && !errors.Is(err, store.ErrRefused) && ctx.Err() == nil {
-			f.log.WithError(err).WithField(obs.RCID, id).Warn("cannot say that a controller has no owner")
+			s.log.WithError(err).WithField(obs.RCID, id).
+				Warn("cannot write into the status that a controller has no owner")
 		}
-		told[id] = pending
+		notified[id] = pending
 	}
-	f.notified = told
+	s.notified = notified
 	if found.again {
-		f.unreadable.found(unownedKind, corruptKeys(corrupt))
+		s.unreadable.setSearched(unownedKind, corruptKeys(corrupt))
 	}
 }
 
-// reportOne says that one controller has no owner, and returns what was told about it and is not stored yet.
-func (f *speaker) reportOne(ctx context.Context, as Duties, id string) (told map[string]bool, err error) {
-	told = f.notified[id]
+// reportOne returns the alerts that were sent and are not stored yet.
+func (s *leaderReporter) reportOne(
+	ctx context.Context, as LeaderStore, id string,
+) (notified map[string]bool, err error) {
+	notified = s.notified[id]
 	u, ok, err := as.ReadUnowned(ctx, id)
 	if err != nil || !ok {
-		return told, err
+		return notified, err
 	}
 	record, now := &u.RC.Value, time.Now().UTC()
 	st := rc.Status{RCID: id, Desired: record.Desired()}
@@ -92,66 +97,50 @@ func (f *speaker) reportOne(ctx context.Context, as Duties, id string) (told map
 		st = *u.Status
 	}
 	st.Conditions = rc.SetCondition(append([]rc.Condition(nil), st.Conditions...), rc.Unclaimed, true,
-		fmt.Sprintf("none of the %d living farms works on it", len(f.members())), now)
+		fmt.Sprintf("none of the %d living farms works on it", len(s.members())), now)
 	st.Owner = ""
 	quiet := record.Disabled || record.DeletedAt != nil
-	st.Incidents, _ = alert.Track(alert.Input{Before: u.Status, After: &st, Now: now, Quiet: quiet, Notified: told})
+	st.Incidents, _ = alert.Track(alert.Input{Before: u.Status, After: &st, Now: now, Quiet: quiet, Notified: notified})
 	if statusDiffers(u.Status, &st) {
 		if err := as.ReportUnowned(ctx, u, st); err != nil {
-			return told, err
+			return notified, err
 		}
 	}
-	told, _, _ = f.kit.teller.Due(ctx, id, alert.Due(&st, now), told)
-	return told, nil
+	notified, _, _ = s.kit.notifier.NotifyDue(ctx, id, alert.Due(&st, now), notified)
+	return notified, nil
 }
 
-const strayText = "the controller %s has placements on %s and no record; its pods are left as they are: write the record back, or stop them with rcctl node sweep NODE"
-
-// reportStrays alerts about placements of controllers that have no record. What they run runs on (P4): whether the record was
-// lost or the controller is gone is for an operator to say.
-func (f *speaker) reportStrays(ctx context.Context, ids []string) error {
-	placed, err := f.cfg.Store.ListPlacedRCIDs(ctx)
+// reportStrays alerts to placements of controllers without a record. Their pods run on (P4). An operator must decide
+// whether the record was lost or the controller is gone.
+func (s *leaderReporter) reportStrays(ctx context.Context, ids []string) error {
+	placed, err := s.cfg.Store.ListPlacedRCIDs(ctx)
 	if err != nil {
 		return err
 	}
-	found := map[string]string{}
-	strays := without(placed, ids)
+	strays := field.Without(placed, ids)
 	slices.Sort(strays)
+	var left []ownerless.Record
 	for _, id := range strays[:min(len(strays), maxReports)] {
-		exists, err := f.cfg.Store.RCExists(ctx, id)
+		exists, err := s.cfg.Store.RCExists(ctx, id)
 		if err != nil {
 			return err
 		}
 		if exists {
 			continue // it is new
 		}
-		where, err := f.placesOf(ctx, id)
+		recs, corrupt, err := s.cfg.Store.Placements(ctx, id, store.Default)
 		if err != nil {
 			return err
 		}
-		if where != "" {
-			found["pods/"+id] = fmt.Sprintf(strayText, id, where)
+		for i := range recs {
+			left = append(left, ownerless.Record{Of: ownerless.Placement, Node: recs[i].Value.Node, About: id})
+		}
+		if len(recs) == 0 && len(corrupt) > 0 {
+			left = append(left, ownerless.Record{
+				Of: ownerless.Placement, Node: "an unknown node (its placements cannot be read)", About: id,
+			})
 		}
 	}
-	f.unreadable.found(straysKind, found)
+	s.unreadable.setSearched(straysKind, ownerless.Alerts(ownerless.Scan(ownerless.Controller, nil, left), maxReports))
 	return nil
-}
-
-// placesOf names the nodes of a controller's placements, a few of them; "" when there are none.
-func (f *speaker) placesOf(ctx context.Context, id string) (string, error) {
-	const few = 3
-	recs, corrupt, err := f.cfg.Store.Placements(ctx, id, false)
-	if err != nil {
-		return "", err
-	}
-	names := map[string]bool{}
-	for i := range recs {
-		names[recs[i].Value.Node] = true
-	}
-	some := slices.Sorted(maps.Keys(names))
-	text := field.Few(some, few, ", ")
-	if text == "" && len(corrupt) > 0 {
-		text = "a node that its placements do not tell"
-	}
-	return text, nil
 }

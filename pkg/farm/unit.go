@@ -2,6 +2,7 @@ package farm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,51 +10,44 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
-	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
-	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/rollout"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// unit is a service with all its revisions, or one controller alone, that this farm owns (ADR 29). One goroutine at a
-// time works on it.
+// unit is a unit that this farm owns (ADR 29). One goroutine at a time works on it.
 type unit struct {
 	id  string
 	kit *kit
 	log obs.Logger
 	tenure
-	claimed *store.Claimed // what came with the lock, until the first look uses it
-	rolling rolling
-	waits   bool // the last look asked nodes for something, and for nothing else
-	looks   looks.Looks
-	leaving atomic.Bool // give it to the farm that prefers it
+	claimed       *store.Claimed // what the claim has read, until the first look uses it
+	rolling       rolling
+	waits         bool // the last look only wrote intents, and the next work comes with the nodes' reports
+	looks         looks.Looks
+	handOverAsked atomic.Bool // the next look hands the unit over if another farm is preferred
 
 	mu          sync.Mutex
-	controllers map[string]*controller // those that looks have found
+	controllers map[string]*controller // controllers that looks have found
 }
 
 // tenure is the ownership of a unit since its lock was taken.
 type tenure struct {
-	fence      store.Fence
-	consistent bool // the next look's reads must be: it is the first of this tenure
-	unsure     bool // a write may linger: the fence must be bumped before anything is read
+	fence  store.Fence
+	level  store.Level // of the reads of the next look; Consistent in the first look of a tenure
+	unsure bool        // an earlier write may still land: bump the fence before the next read
 }
 
-// newUnit begins a tenure.
+// newUnit returns a unit whose lock this farm has just taken.
 func (k *kit) newUnit(id string, fence store.Fence) *unit {
 	return &unit{
-		id: id, kit: k, log: k.log.WithField(obs.RCID, id), tenure: tenure{fence: fence, consistent: true},
+		id: id, kit: k, log: k.log.WithField(obs.RCID, id), tenure: tenure{fence: fence, level: store.Consistent},
 		controllers: map[string]*controller{},
 	}
 }
 
-// bump moves the fence. Until that has worked, every look begins with it.
+// bump moves the fence. If that fails, each look tries again before it reads.
 func (u *unit) bump(ctx context.Context) error {
 	fence, err := u.kit.lock.Bump(ctx, u.fence)
 	if err != nil {
@@ -63,12 +57,27 @@ func (u *unit) bump(ctx context.Context) error {
 	if u.unsure {
 		u.kit.metrics.bumps.Inc()
 	}
-	u.tenure = tenure{fence: fence, consistent: true}
+	u.tenure = tenure{fence: fence, level: store.Consistent}
 	return nil
 }
 
-// takenOver reports, once, that the unit was just claimed and had an owner before. What came with the lock is read
-// again, because it may be old by the time of the look.
+// afterFailure is called after a failed write (R9). After an unknown outcome it bumps the fence, so that the write
+// cannot land after the next read. If Consul refused the fence itself, the bump shows whether this farm still has the
+// lock.
+func (u *unit) afterFailure(ctx context.Context, failure error) error {
+	if !errors.Is(failure, store.ErrUnknown) && !store.LockRefused(failure, u.fence) {
+		return failure
+	}
+	u.unsure = true
+	if err := u.bump(ctx); err != nil {
+		return errors.Join(err, failure)
+	}
+	u.log.WithError(failure).Info("bumped the fence")
+	return failure
+}
+
+// takenOver returns true once for a unit that was just claimed and had an owner before. It also drops what the claim
+// has read, because that may have changed when the look begins.
 func (u *unit) takenOver() bool {
 	if u.claimed == nil {
 		return false
@@ -82,30 +91,27 @@ func (u *unit) takenOver() bool {
 	return false
 }
 
-// all returns the controllers that looks have found.
 func (u *unit) all() []*controller {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return slices.Collect(maps.Values(u.controllers))
 }
 
-// count returns how many these are.
 func (u *unit) count() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return len(u.controllers)
 }
 
-// known returns one of the controllers that looks have found, nil for another one.
+// known returns nil if looks have not found the controller.
 func (u *unit) known(id string) *controller {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.controllers[id]
 }
 
-// meet takes in a controller that a look has found, and what the mass-stop breaker must know of it before the first
-// plan for it.
-func (u *unit) meet(id string, h *store.Head) *controller {
+// ensure adds a controller if it is new, and gives the mass-stop breaker what it must know before the first plan.
+func (u *unit) ensure(id string, h *store.Head) *controller {
 	c := u.known(id)
 	known := c != nil
 	if !known {
@@ -118,17 +124,15 @@ func (u *unit) meet(id string, h *store.Head) *controller {
 	return c
 }
 
-// add adds a controller.
 func (u *unit) add(id string) *controller {
 	c := &controller{ID: id, kit: u.kit, unit: u, log: u.kit.log.WithField(obs.RCID, id)}
-	c.memory.tenure, c.shared.looks = &u.tenure, &u.looks
+	c.shared.looks = &u.looks
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.controllers[id] = c
 	return c
 }
 
-// forget is for a controller that is gone.
 func (u *unit) forget(id string) {
 	u.mu.Lock()
 	delete(u.controllers, id)
@@ -136,100 +140,33 @@ func (u *unit) forget(id string) {
 	u.kit.forget(id)
 }
 
-// rebalance asks for the unit to be given to the farm that prefers it, if that is not this one.
-func (u *unit) rebalance() {
-	u.leaving.Store(true)
+// askHandOver makes the next look hand the unit over, if another farm is preferred.
+func (u *unit) askHandOver() {
+	u.handOverAsked.Store(true)
 	u.looks.Ask()
 }
 
-// view is a unit as one look, or a part of one, sees it: all that its passes read together, in this order.
-type view struct {
-	consistent bool   // what was read is not that of a leader that is behind
-	mark       uint64 // nodes told of later may have room that no pass over this view sees
-	schema     store.Rec[store.Schema]
-	breaker    store.Rec[store.Breaker]
-	store.Unit // with its drops: what is read after them is newer
-	hold       string
-	now        time.Time
-	orphans    map[string][]reconcile.Orphan // by controller: at least as new as what the hold ended for
-	nodes      map[string]*node.View         // one whose preparer has changed has reported under another one before that
-	version    uint64                        // of nodes
-	reports    map[store.At]store.Report     // that passes over the view have read
-	pods       map[string]reported           // by controller; see podsOf
-
-	writes int  // batches of this look that have landed; what they wrote is in the view
-	stale  bool // something may have been written that is not
-}
-
-// landed takes in what a batch of a controller has written: what a new reading of the unit would show of it.
-func (v *view) landed(b *store.Batch) {
-	v.writes++
-	h := v.Heads[b.RCID]
-	if b.Status != nil {
-		h.Status = b.Status
-	}
-	written := map[pod.Identity]*store.PodWrite{}
-	for i := range b.Pods {
-		written[b.Pods[i].Identity] = &b.Pods[i]
-	}
-	left := slices.DeleteFunc(slices.Clone(h.Placements), func(rec store.Rec[pod.Placement]) bool {
-		_, is := written[rec.Value.Identity]
-		return is
-	})
-	for _, w := range written {
-		if w.Placement != nil {
-			left = append(left, store.Rec[pod.Placement]{Value: *w.Placement, Index: w.Landed})
-		}
-	}
-	slices.SortFunc(left, func(a, b store.Rec[pod.Placement]) int { return a.Value.Identity.Compare(b.Value.Identity) })
-	h.Placements = left
-	delete(v.pods, b.RCID)
-	h.Requests = slices.DeleteFunc(slices.Clone(h.Requests), func(r store.Rec[store.Request]) bool { return slices.Contains(b.Answered, r.Value.ID) })
-}
-
-// stepped takes in a step of the rollout that has landed.
-func (v *view) stepped(s *store.RolloutStep, index uint64) {
-	v.writes++
-	for i := range s.RCs {
-		h := *v.Heads[s.RCs[i].ID]
-		h.RC = store.Rec[rc.RC]{Value: s.RCs[i], Index: index, Session: h.RC.Session}
-		v.Heads[s.RCs[i].ID] = &h
-	}
-	switch {
-	case s.Ended:
-		v.Rollout = store.Rec[rollout.Record]{}
-	case s.Record != nil:
-		v.Rollout.Value, v.Rollout.Index = *s.Record, index
-	}
-	switch {
-	case s.Trouble != nil:
-		v.Trouble = store.Rec[store.RolloutTrouble]{Value: *s.Trouble, Index: index}
-	case s.ForgetsTrouble():
-		v.Trouble = store.Rec[store.RolloutTrouble]{}
-	}
-}
-
-// read reads the unit. With records that are older than they were it returns store.ErrWentBack, even if others have
-// written so much since that no watch could tell: the owner alone writes placements.
-func (u *unit) read(ctx context.Context, consistent bool) (*view, error) {
+// read reads the unit. If a record is older than at the last read, it returns store.ErrWentBack. It notices a restore
+// that no watch notices because of many writes since, because only the owner writes placements.
+func (u *unit) read(ctx context.Context, level store.Level) (*view, error) {
 	for {
-		v := &view{consistent: consistent || u.claimed != nil, mark: u.kit.scarcity.mark()}
-		seen := u.kit.cache.now()
+		v := &view{level: level, mark: u.kit.places.Mark()}
+		seen := u.kit.cache.present()
 		v.schema, v.breaker = seen.schema, seen.breaker
 		var err error
 		if got := u.claimed; got != nil {
-			u.claimed = nil
+			u.claimed, v.level = nil, store.Consistent
 			v.Unit, err = got.Unit, got.UnitErr
 		} else {
-			v.Unit, err = u.kit.reads.ReadUnit(ctx, u.id, v.consistent)
+			v.Unit, err = u.kit.reads.ReadUnit(ctx, u.id, v.level)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if older, missing := u.compare(&v.Unit); older != "" && v.consistent {
+		if older, missing := u.compare(&v.Unit); older != "" && v.level == store.Consistent {
 			return nil, fmt.Errorf("controller %s: %w", older, store.ErrWentBack)
-		} else if !v.consistent && (older != "" || missing) {
-			consistent = true // a new leader may be behind for a moment
+		} else if v.level != store.Consistent && (older != "" || missing) {
+			level = store.Consistent // Consul's new leader may be behind for a moment
 			continue
 		}
 		v.hold = u.kit.nodeSync.hold(v.schema.Value.Epoch)
@@ -243,8 +180,8 @@ func (u *unit) read(ctx context.Context, consistent bool) (*view, error) {
 	}
 }
 
-// compare compares a unit with what the last look has read of it. It returns a controller of which something is older
-// now, "" for none, and whether a record is missing that somebody may be wrong about.
+// compare compares a unit with what the last look read. older is a controller with a record whose index is lower now;
+// "": none. missing means that an expected record is missing, perhaps because the read was stale.
 func (u *unit) compare(now *store.Unit) (older string, missing bool) {
 	records := 0
 	for id, h := range now.Heads {
@@ -262,21 +199,4 @@ func (u *unit) compare(now *store.Unit) (older string, missing bool) {
 		missing = missing || now.Heads[c.ID] == nil
 	}
 	return "", missing || records == 0
-}
-
-// alone reports whether the owner of the unit works on no other controller than one.
-func (v *view) alone(id string) bool {
-	for other, h := range v.Heads {
-		if other != id && h.Owned() {
-			return false
-		}
-	}
-	return true
-}
-
-// matches reports whether a selector matches the unit, as far as its labels can be read: those that cannot be are left
-// to the owner.
-func (v *view) matches(selector labels.Selector) bool {
-	h := v.Heads[v.Latest()]
-	return h == nil || h.Err != nil || selector.Matches(labels.Set(h.RC.Value.Labels))
 }

@@ -17,11 +17,11 @@ import (
 func (h *history) violated(format string, args ...any) {
 	if h.violation == "" {
 		h.violation = fmt.Sprintf(format, args...)
-		h.say("VIOLATED %s", h.violation)
+		h.logf("VIOLATED %s", h.violation)
 	}
 }
 
-// judgeFence judges a write by who may write (P1).
+// judgeFence checks whether the writer may write (P1).
 func (h *history) judgeFence(f store.Fence) func() {
 	if r := h.store.at[f.Key]; r.session != f.Session || r.index != f.Index {
 		h.violated("P1: a write with the fence %s %d, which is %s %d", f.Session, f.Index, r.session, r.index)
@@ -29,7 +29,8 @@ func (h *history) judgeFence(f store.Fence) func() {
 	return func() {}
 }
 
-// judgeBatch judges a batch that is about to land, and returns what judges it once it has.
+// judgeBatch checks a batch that is about to land. It returns a function that checks the store when the batch has
+// landed.
 func (h *history) judgeBatch(b *store.Batch, seen *simView) func() {
 	h.judgeFence(b.Fence)
 	h.judgeFresh(b, seen)
@@ -47,29 +48,31 @@ func (h *history) judgeBatch(b *store.Batch, seen *simView) func() {
 		}
 	}
 	if adds && h.store.at[simKeys.Schema.Key()].index != seen.schema {
-		h.violated("R1: %s is placed in another world", b.RCID)
+		h.violated("R1: %s is placed in another epoch", b.RCID)
 	}
 	if stops && recordAt[store.Breaker](h.store, simKeys.Breaker.Key()).Value.Tripped {
 		h.violated("R14: %s is stopped while the breaker is tripped", b.RCID)
 	}
 	return func() {
 		if after := h.counting(seen.nodes); after < counting && after < least && !deleted {
-			h.violated("P6: %d of %d count after a batch of %s, the minimum is %d", after, counting, b.RCID, least)
+			h.violated("P6: %d of %d are available after a batch of %s, the minimum is %d", after, counting, b.RCID,
+				least)
 		}
 		if after := h.inUse(seen.nodes); adds && after > inUse && after > most {
-			h.violated("P6: %d copies are in use after a batch of %s, after %d, the bound is %d", after, b.RCID, inUse, most)
+			h.violated("P6: %d copies are in use after a batch of %s, after %d, the bound is %d", after, b.RCID, inUse,
+				most)
 		}
 		h.judgeShares()
 	}
 }
 
-// nodesOf returns where a pod has copies. One that returns to a node brings none.
+// nodesOf returns the nodes where a pod has copies. A pod that returns to a node has no new copy there.
 func nodesOf(p *pod.Placement) []string {
 	return field.Each(copiesOf(p), func(at store.At) string { return at.Node })
 }
 
-// judgeConfirmed judges what becomes of a pod's copies (P5): one is forgotten only when its node has confirmed its
-// stop, or nobody holds its node.
+// judgeConfirmed checks what happens to a pod's copies (P5): a copy is forgotten only when its node has confirmed the
+// stop, or when no preparer holds the node.
 func (h *history) judgeConfirmed(was, next *pod.Placement) {
 	copies := map[string]int64{}
 	for _, g := range was.Ghosts {
@@ -93,11 +96,11 @@ func (h *history) judgeConfirmed(was, next *pod.Placement) {
 	}
 }
 
-// judgeFresh judges a batch by what it was computed from (P2): the records of all revisions and the rollout are as the
-// owner's view has them.
+// judgeFresh checks the input of a batch (P2): the records of all revisions and the rollout must be the same as in the
+// owner's view.
 func (h *history) judgeFresh(b *store.Batch, seen *simView) {
 	if len(b.Pods) == 0 {
-		return // it says only what was so
+		return // it only has a status, which may be old
 	}
 	for id := range h.rcs() {
 		if was, index := seen.rcs[id], h.store.at[simKeys.RCs.Key(id)].index; was != index {
@@ -111,7 +114,7 @@ func (h *history) judgeFresh(b *store.Batch, seen *simView) {
 	}
 }
 
-// judgeShares judges reservations (P3): each pod that is placed has its share, and others keep theirs.
+// judgeShares checks the reservations (P3): each placed pod has its share, and the shares of other units are kept.
 func (h *history) judgeShares() {
 	shares := map[string]node.Reservation{}
 	for _, n := range h.nodes {
@@ -129,7 +132,7 @@ func (h *history) judgeShares() {
 	}
 }
 
-// judgeStep judges a step that is about to land: nothing that it was decided from has changed (P2).
+// judgeStep checks a step that is about to land: its input has not changed (P2).
 func (h *history) judgeStep(s *store.RolloutStep, t *simTxn) func() {
 	h.judgeFence(s.Fence)
 	for _, c := range h.store.fails(t) {
@@ -138,7 +141,7 @@ func (h *history) judgeStep(s *store.RolloutStep, t *simTxn) func() {
 	return func() {
 		for id, r := range h.rcs() {
 			if err := r.Check(); err != nil {
-				h.violated("a step leaves %s as it may not be: %v", id, err)
+				h.violated("a step makes %s invalid: %v", id, err)
 			}
 		}
 	}
@@ -172,7 +175,8 @@ func (h *history) rollout() store.Rec[rollout.Record] {
 	return recordAt[rollout.Record](h.store, simKeys.Rollouts.Key(simUnit))
 }
 
-// limits returns minimum and bound of the service as the records say, the stricter ones; see ADR 16.
+// limits returns the minimum and the bound of the service by its records, the stricter ones; see
+// docs/design/rollouts.md.
 func (h *history) limits(of string) (least, most int) {
 	all, asked, serving := h.rcs(), 0, 0
 	if own := all[of]; len(all) == 1 || own.Service == nil {
@@ -201,7 +205,8 @@ func (h *history) least(of string) int { least, _ := h.limits(of); return least 
 
 func (h *history) most(of string) int { _, most := h.limits(of); return most }
 
-// counting counts the pods of all revisions that count as last reported, where nodes are what an owner took them for.
+// counting returns the number of pods of all revisions that are available by their last report. nodes are the nodes as
+// an owner saw them.
 func (h *history) counting(nodes map[string]*node.View) (n int) {
 	for _, p := range h.placements() {
 		on := func(name, digest string) bool {
@@ -218,8 +223,8 @@ func (h *history) counting(nodes map[string]*node.View) (n int) {
 	return n
 }
 
-// inUse counts the copies of all revisions that take room. Those on a node without a preparer, of which new copies come
-// in their place, do so only against the bound of a service.
+// inUse counts the copies of all revisions that count against surge and bound. A copy on a dead node that was replaced
+// counts only against the bound of a service.
 func (h *history) inUse(nodes map[string]*node.View) (n int) {
 	bounded := len(h.rcs()) > 1
 	takes := func(name string) bool {
@@ -242,7 +247,7 @@ func (h *history) inUse(nodes map[string]*node.View) (n int) {
 	return n
 }
 
-// machineLost reports whether a machine is lost, by what an owner read or a placement remembers.
+// machineLost reports whether a machine is lost, by an owner's view or by a placement.
 func (h *history) machineLost(nodes map[string]*node.View, name string) bool {
 	v := nodes[name]
 	if v == nil || v.Alive {

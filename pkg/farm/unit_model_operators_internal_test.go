@@ -8,7 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// operate is what an operator does.
+// operate is one act of an operator.
 func (h *history) operate() {
 	rec := h.rollout()
 	if rec.Index != 0 && h.choose(3) > 0 {
@@ -25,24 +25,24 @@ func (h *history) operate() {
 	h.deploy()
 }
 
-// ask asks something of the rollout.
+// ask makes a request to the rollout.
 func (h *history) ask(verb rollout.Verb) {
 	rec := h.rollout()
 	if rec.Index == 0 || rec.Value.Request != nil {
 		return
 	}
-	h.say("an operator asks to %s", verb)
+	h.logf("an operator asks to %s", verb)
 	rec.Value.Request = &rollout.Request{Verb: verb, By: "ann", At: time.Now().UTC()}
 	h.store.set(simKeys.Rollouts.Key(simUnit), rec.Value)
 	h.store.ring()
 }
 
-// scale changes how many pods a revision has, or what the rollout ends with.
+// scale changes how many pods a revision has, or how many the rollout ends with.
 func (h *history) scale(n int) {
 	groups := []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &n}}
 	if rec := h.rollout(); rec.Index != 0 {
 		started, err := rollout.Rescale(rec.Value, groups, h.observed(), "ann")
-		h.say("an operator has the rollout end with %d: %v", n, err)
+		h.logf("an operator makes the rollout end with %d: %v", n, err)
 		if err == nil {
 			h.begins(&started)
 		}
@@ -53,7 +53,7 @@ func (h *history) scale(n int) {
 	if r.DeletedAt != nil {
 		return
 	}
-	h.say("an operator scales %s to %d", r.ID, n)
+	h.logf("an operator scales %s to %d", r.ID, n)
 	r.ReplicaGroups = groups
 	r.Generation++
 	h.store.set(simKeys.RCs.Key(r.ID), r)
@@ -64,7 +64,7 @@ func (h *history) observed() rollout.Observed {
 	return rollout.Observed{Now: time.Now().UTC(), Epoch: h.epoch(), Revisions: h.revisions()}
 }
 
-// revisions are the controllers with their stored statuses.
+// revisions returns the controllers with their stored statuses.
 func (h *history) revisions() map[string]rollout.Seen {
 	all := map[string]rollout.Seen{}
 	for id, r := range h.rcs() {
@@ -103,14 +103,14 @@ func (h *history) deploy() {
 		begin = func(s rollout.Start) (rollout.Started, error) { return rollout.Retarget(rec.Value, s) }
 	}
 	started, err := begin(s)
-	h.say("an operator deploys revision %d, %s: %v", next, strategy, err)
+	h.logf("an operator deploys revision %d, %s: %v", next, strategy, err)
 	if err == nil {
 		h.rev, h.inEffect = next, next
 		h.begins(&started)
 	}
 }
 
-// begins writes what begins a rollout, or changes one.
+// begins writes the records of a rollout that begins or changes.
 func (h *history) begins(s *rollout.Started) {
 	t := &simTxn{}
 	for i := range s.RCs {

@@ -19,11 +19,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
-	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// What all histories share: nobody asks the metrics, and nothing is sent by the client.
+// All histories share these variables. The metrics are not read, and the client sends nothing.
 var (
 	simMetrics  = NewMetrics(prometheus.NewRegistry())
 	simRollouts = roll.NewMetrics(prometheus.NewRegistry())
@@ -41,27 +40,27 @@ func manifestFor(digest string) *manifest.Manifest {
 	return &manifest.Manifest{Version: 1, ID: "web-" + digest[:4]}
 }
 
-// simOwner is a farm under one session after the other. What it does for the unit is the program's own.
+// simOwner is a farm, with one session after the other. What it does for the unit is the code of the program.
 type simOwner struct {
 	*history
 	name    string
 	session string
 	count   int  // of sessions
-	ended   bool // its session: it may not have heard
+	ended   bool // its session has ended; the farm may not know that
 	kit     *kit
 	cache   *cache
-	unit    *unit // nil: it owns nothing, as far as it knows
+	unit    *unit // nil: the farm knows of no unit that it owns
 	cancel  context.CancelFunc
 	looking bool
 	result  chan simResult
 	retries bool // the last look failed
 	watched [3]uint64
 	calls   []*simCall
-	prefers string // the farm that it takes for the preferred one
+	prefers string // the farm that this farm takes for the preferred one
 	seen    *simView
 }
 
-// simView is what the judge knows of the reading that the owner's look goes by.
+// simView is what the judge knows of the reads on which the owner's look relies.
 type simView struct {
 	rcs     map[string]uint64
 	rollout uint64
@@ -70,195 +69,195 @@ type simView struct {
 	nodes   map[string]*node.View
 }
 
-// simResult is what a look came to.
+// simResult is the result of a look.
 type simResult struct {
 	again time.Duration
 	err   error
 }
 
-// simCall is a call of the store that waits for the history to go on with it.
+// simCall is a call of the store that waits until the history continues it.
 type simCall struct {
 	owner  *simOwner
 	kind   string
 	detail string
-	txn    bool // it may land late, or never
+	txn    bool // a transaction: it may land late, or never
 	do     func(f fate)
 	reply  chan struct{}
 }
 
-// join gives the farm a new session: it remembers nothing.
-func (o *simOwner) join() {
-	o.count++
-	o.session, o.ended, o.unit = fmt.Sprintf("%s/%d", o.name, o.count), false, nil
-	cfg := &Config{ID: o.name, Store: &simSession{simLoads, o}, Metrics: simMetrics, Rollouts: simRollouts}
+// join gives the farm a new session. The farm remembers nothing.
+func (s *simOwner) join() {
+	s.count++
+	s.session, s.ended, s.unit = fmt.Sprintf("%s/%d", s.name, s.count), false, nil
+	cfg := &Config{ID: s.name, Store: &simSession{simLoads, s}, Metrics: simMetrics, Rollouts: simRollouts}
 	cfg.setDefaults()
-	o.cache = newCache(cfg, obs.Discard(), func(event) {})
-	o.kit = newKit(cfg, obs.Discard(), o.cache, simFleet{o}, &scheduler.ByLabel{Between: o.cache.between})
-	o.watch()
+	s.cache = newCache(cfg, obs.Discard(), func(event) {})
+	s.kit = newKit(cfg, obs.Discard(), s.cache, simPeers{s})
+	s.watch()
 }
 
-// watch has the farm's standing queries deliver what is so now.
-func (o *simOwner) watch() {
-	schema := recordAt[store.Schema](o.store, simKeys.Schema.Key())
-	o.cache.mu.Lock()
-	o.cache.as.schema, o.cache.as.breaker = schema, recordAt[store.Breaker](o.store, simKeys.Breaker.Key())
-	o.cache.mu.Unlock()
-	o.kit.nodeSync.found(schema.Value.Epoch, "")
+// watch makes the farm's watches deliver the present records.
+func (s *simOwner) watch() {
+	schema := recordAt[store.Schema](s.store, simKeys.Schema.Key())
+	s.cache.mu.Lock()
+	s.cache.as.schema, s.cache.as.breaker = schema, recordAt[store.Breaker](s.store, simKeys.Breaker.Key())
+	s.cache.mu.Unlock()
+	s.kit.nodeSync.found(schema.Value.Epoch, "")
 	var seen store.Seen[node.Node]
 	failed := map[string]bool{}
-	for _, n := range o.nodes {
-		seen.Recs = append(seen.Recs, recordAt[node.Node](o.store, simKeys.Nodes.Key(n.name)))
+	for _, n := range s.nodes {
+		seen.Recs = append(seen.Recs, recordAt[node.Node](s.store, simKeys.Nodes.Key(n.name)))
 		failed[n.name] = n.lost
 	}
 	ctx := context.Background()
-	if err := o.cache.nodesSeen(ctx, 0, seen); err != nil {
+	if err := s.cache.nodesSeen(ctx, 0, seen); err != nil {
 		panic(err)
 	}
 	living := map[string]bool{}
 	for name, lost := range failed {
 		living[name] = !lost
 	}
-	o.cache.failedSeen(o.cache.free(), failed, living)
-	_, version := o.cache.nodesAt()
-	now := [3]uint64{schema.Index, o.cache.now().breaker.Index, version}
-	if o.unit != nil && now != o.watched {
-		o.unit.looks.Ask()
+	s.cache.failedSeen(s.cache.free(), failed, living)
+	_, version := s.cache.nodesAt()
+	now := [3]uint64{schema.Index, s.cache.present().breaker.Index, version}
+	if s.unit != nil && now != s.watched {
+		s.unit.looks.Ask()
 	}
-	o.watched = now
+	s.watched = now
 }
 
-// idle reports whether the farm would spare a look now.
-func (o *simOwner) idle() bool {
-	if o.unit == nil || o.retries {
-		return o.unit == nil
+// idle reports whether the farm would skip a look now.
+func (s *simOwner) idle() bool {
+	if s.unit == nil || s.retries {
+		return s.unit == nil
 	}
-	idle, _ := o.unit.idle(o.store.at[simKeys.Bells.Key(simUnit)].index)
+	idle, _ := s.unit.idle(s.store.at[simKeys.Bells.Key(simUnit)].index)
 	return idle
 }
 
-// claim takes the lock, if nobody else holds it.
-func (o *simOwner) claim() {
-	if o.ended || o.looking || o.unit != nil {
+// claim takes the lock, if the other farm does not hold it.
+func (s *simOwner) claim() {
+	if s.ended || s.looking || s.unit != nil {
 		return
 	}
 	key := simKeys.Locks.Key(simUnit)
-	r := o.store.at[key]
-	if r.session != "" && r.session != o.session {
+	r := s.store.at[key]
+	if r.session != "" && r.session != s.session {
 		return
 	}
-	r.session, r.index = o.session, o.store.next()
-	o.store.at[key] = r
-	fence := store.Fence{Key: key, Session: o.session, Index: r.index}
-	o.unit = o.kit.newUnit(simUnit, fence)
-	o.unit.claimed = &store.Claimed{Fence: fence, Unit: o.reads()}
-	o.say("%s claims, fence %d", o.name, fence.Index)
+	r.session, r.index = s.session, s.store.next()
+	s.store.at[key] = r
+	fence := store.Fence{Key: key, Session: s.session, Index: r.index}
+	s.unit = s.kit.newUnit(simUnit, fence)
+	s.unit.claimed = &store.Claimed{Fence: fence, Unit: s.reads()}
+	s.logf("%s claims, fence %d", s.name, fence.Index)
 }
 
-// loses ends the session of the farm, which need not hear of that at once.
-func (o *simOwner) loses() {
-	o.ended = true
+// loses ends the session of the farm. The farm may learn this later.
+func (s *simOwner) loses() {
+	s.ended = true
 	key := simKeys.Locks.Key(simUnit)
-	if r := o.store.at[key]; r.session == o.session {
-		r.session, r.index = "", o.store.next()
-		o.store.at[key] = r
+	if r := s.store.at[key]; r.session == s.session {
+		r.session, r.index = "", s.store.next()
+		s.store.at[key] = r
 	}
-	o.say("the session of %s ends", o.name)
+	s.logf("the session of %s ends", s.name)
 }
 
-// reads reads the unit for a look, and notes what that look goes by.
-func (o *simOwner) reads() store.Unit {
-	u := o.store.readUnit()
-	o.seen = &simView{rcs: map[string]uint64{}, rollout: u.Rollout.Index, drops: u.Drops}
+// reads reads the unit for a look, and notes for the judge what it has read.
+func (s *simOwner) reads() store.Unit {
+	u := s.store.readUnit()
+	s.seen = &simView{rcs: map[string]uint64{}, rollout: u.Rollout.Index, drops: u.Drops}
 	for id, h := range u.Heads {
-		o.seen.rcs[id] = h.RC.Index
+		s.seen.rcs[id] = h.RC.Index
 	}
-	o.sees()
+	s.sees()
 	return u
 }
 
-// sees notes what the look has of the farm's watches.
-func (o *simOwner) sees() {
-	o.seen.schema = o.cache.now().schema.Index
-	o.seen.nodes, _ = o.cache.nodesAt()
+// sees notes what the look takes from the farm's watches.
+func (s *simOwner) sees() {
+	s.seen.schema = s.cache.present().schema.Index
+	s.seen.nodes, _ = s.cache.nodesAt()
 }
 
 // begin begins a look.
-func (o *simOwner) begin() {
-	if o.unit == nil || o.looking {
+func (s *simOwner) begin() {
+	if s.unit == nil || s.looking {
 		return
 	}
-	o.looking = true
+	s.looking = true
 	var ctx context.Context
-	ctx, o.cancel = context.WithCancel(context.Background())
-	u := o.unit
+	ctx, s.cancel = context.WithCancel(context.Background())
+	u := s.unit
 	if u.claimed != nil {
-		o.sees() // the unit was read with the lock, and nothing else
+		s.sees() // only the unit was read with the lock
 	}
 	go func() {
-		again, err := o.look(ctx, u)
-		o.result <- simResult{again, err}
+		again, err := s.look(ctx, u)
+		s.result <- simResult{again, err}
 	}()
-	o.settles()
+	s.settles()
 }
 
 // settles waits until the look waits for the store, or has ended.
-func (o *simOwner) settles() {
+func (s *simOwner) settles() {
 	synctest.Wait()
 	select {
-	case r := <-o.result:
+	case r := <-s.result:
 		err := r.err
-		o.looking, o.retries = false, err != nil
-		o.cancel()
+		s.looking, s.retries = false, err != nil
+		s.cancel()
 		switch {
 		case errors.Is(err, errHandedOver), errors.Is(err, errRecordGone):
-			o.say("%s: %v", o.name, err)
-			o.unit = nil
+			s.logf("%s: %v", s.name, err)
+			s.unit = nil
 		case errors.Is(err, store.ErrLost), errors.Is(err, store.ErrWentBack):
-			o.say("%s begins anew: %v", o.name, err)
-			o.loses()
-			o.join()
+			s.logf("%s begins again: %v", s.name, err)
+			s.loses()
+			s.join()
 		case err != nil:
-			o.say("%s: look: %v", o.name, err)
+			s.logf("%s: look: %v", s.name, err)
 		default:
-			o.unit.looks.Again(r.again)
+			s.unit.looks.Again(r.again)
 		}
 	default:
 	}
 }
 
-// goOn goes on with a call: what can happen to it has happened by then. Calls that nothing tells apart go on together.
-func (o *simOwner) goOn(c *simCall) {
+// goOn continues a call, after the events that may come before it. Equal calls are continued together.
+func (s *simOwner) goOn(c *simCall) {
 	f := lands
 	if c.txn {
-		f = o.fate()
+		f = s.fate()
 	}
-	o.mu.Lock()
-	alike := slices.DeleteFunc(slices.Clone(o.calls), func(other *simCall) bool {
+	s.mu.Lock()
+	alike := slices.DeleteFunc(slices.Clone(s.calls), func(other *simCall) bool {
 		return other.kind != c.kind || other.detail != c.detail
 	})
-	o.calls = slices.DeleteFunc(o.calls, func(other *simCall) bool { return slices.Contains(alike, other) })
-	o.mu.Unlock()
+	s.calls = slices.DeleteFunc(s.calls, func(other *simCall) bool { return slices.Contains(alike, other) })
+	s.mu.Unlock()
 	for _, same := range alike {
 		same.do(f)
 	}
 	for _, same := range alike {
 		close(same.reply)
 	}
-	o.settles()
+	s.settles()
 }
 
-// waiting returns the calls that wait, in an order that does not change from run to run.
-func (o *simOwner) waiting() []*simCall {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.SortedFunc(slices.Values(o.calls), func(a, b *simCall) int {
+// waiting returns the calls that wait, in the same order in each run.
+func (s *simOwner) waiting() []*simCall {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(slices.Values(s.calls), func(a, b *simCall) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.detail, b.detail))
 	})
 }
 
-// simSession is the store under the session of a farm. Each call waits until the history goes on with it.
+// simSession is the store under the session of a farm. Each call waits until the history continues it.
 type simSession struct {
-	*store.FarmSession // what loads are
+	*store.FarmSession // for the loads of transactions
 	*simOwner
 }
 
@@ -274,7 +273,7 @@ func (s *simSession) wait(ctx context.Context, kind, detail string, txn bool, do
 	return nil
 }
 
-// write sends a transaction. lands is told when it has landed, which may be after the answer.
+// write sends a transaction. lands is called when the transaction has landed, perhaps after the answer.
 func (s *simSession) write(
 	ctx context.Context, kind, detail string, t *simTxn, judge func() func(), lands func(map[string]uint64),
 ) (err error) {
@@ -282,7 +281,7 @@ func (s *simSession) write(
 	return errors.Join(stopped, err)
 }
 
-// HeadLoad takes most of a transaction where batches are to be small.
+// HeadLoad returns most of a transaction's capacity as used if batches should be small.
 func (s *simSession) HeadLoad(b *store.Batch, reports bool) store.Load {
 	much := *b
 	if s.smallBatches {
@@ -297,7 +296,7 @@ func (s *simSession) HeadLoad(b *store.Batch, reports bool) store.Load {
 	return s.FarmSession.HeadLoad(&much, reports)
 }
 
-func (s *simSession) ReadUnit(ctx context.Context, _ string, _ bool) (u store.Unit, err error) {
+func (s *simSession) ReadUnit(ctx context.Context, _ string, _ store.Level) (u store.Unit, err error) {
 	err = s.wait(ctx, "read", "", false, func(fate) { u = s.reads() })
 	return u, err
 }
@@ -307,7 +306,7 @@ func (s *simSession) DropsOf(ctx context.Context, _ string) (d store.Drops, err 
 	return d, err
 }
 
-func (s *simSession) ReadDetails(ctx context.Context, w store.Wanted, _ bool) (d store.Details, err error) {
+func (s *simSession) ReadDetails(ctx context.Context, w store.Wanted, _ store.Level) (d store.Details, err error) {
 	err = s.wait(ctx, "details", "", false, func(fate) {
 		d = s.store.readDetails(&w)
 		if s.without(earlyDrops) {
@@ -318,7 +317,7 @@ func (s *simSession) ReadDetails(ctx context.Context, w store.Wanted, _ bool) (d
 }
 
 func (s *simSession) Placements(
-	ctx context.Context, rcID string, _ bool,
+	ctx context.Context, rcID string, _ store.Level,
 ) (recs []store.Rec[pod.Placement], _ []error, err error) {
 	err = s.wait(ctx, "placements", rcID, false, func(fate) {
 		if h := s.store.readUnit().Heads[rcID]; h != nil {
@@ -331,7 +330,8 @@ func (s *simSession) Placements(
 func (s *simSession) NodeOrphans(
 	ctx context.Context, name string,
 ) (rec store.Rec[node.Node], complete bool, err error) {
-	err = s.wait(ctx, "orphans", name, false, func(fate) { rec = recordAt[node.Node](s.store, simKeys.Nodes.Key(name)) })
+	err = s.wait(ctx, "orphans", name, false,
+		func(fate) { rec = recordAt[node.Node](s.store, simKeys.Nodes.Key(name)) })
 	return rec, true, err
 }
 
@@ -346,14 +346,14 @@ func (s *simSession) NodeLocks(ctx context.Context, names []string) (map[string]
 	return locks, err
 }
 
-func (s *simSession) Told(ctx context.Context, copies []store.At) (map[store.At]bool, error) {
-	told := map[store.At]bool{}
+func (s *simSession) HaveIntents(ctx context.Context, copies []store.At) (map[store.At]bool, error) {
+	found := map[store.At]bool{}
 	err := s.wait(ctx, "told", "", false, func(fate) {
 		for _, at := range copies {
-			_, told[at] = s.store.at[intentKey(at)]
+			_, found[at] = s.store.at[intentKey(at)]
 		}
 	})
-	return told, err
+	return found, err
 }
 
 func (s *simSession) Commit(ctx context.Context, b *store.Batch) error {
@@ -371,7 +371,7 @@ func (s *simSession) Commit(ctx context.Context, b *store.Batch) error {
 		}
 	})
 	if err == nil && s.without(landing) {
-		b.Pods, b.Status = nil, nil // so that the view takes nothing in
+		b.Pods, b.Status = nil, nil // so that nothing is applied to the view
 	}
 	return committed(b, err)
 }
@@ -383,7 +383,7 @@ func (s *simSession) CommitRollout(ctx context.Context, step *store.RolloutStep)
 		for _, at := range written {
 			index = max(index, at)
 		}
-		for i := range step.RCs { // what the look goes by from now on
+		for i := range step.RCs { // the look relies on these from now on
 			seen.rcs[step.RCs[i].ID] = written[simKeys.RCs.Key(step.RCs[i].ID)]
 		}
 		seen.rollout = s.store.at[simKeys.Rollouts.Key(simUnit)].index
@@ -408,7 +408,7 @@ func (s *simSession) MakeDrops(ctx context.Context, _ string) error {
 	})
 }
 
-// Bump moves the fence: its outcome is always definite in the end (R9).
+// Bump moves the fence. In the end its outcome is always known (R9).
 func (s *simSession) Bump(ctx context.Context, f store.Fence) (moved store.Fence, err error) {
 	stopped := s.wait(ctx, "bump", "", false, func(fate) {
 		r := s.store.at[f.Key]
@@ -470,15 +470,17 @@ func (s *simSession) TripBreaker(context.Context, uint64, store.Breaker, store.A
 	return errors.New("the model stops too few pods for that")
 }
 
-// simFleet is what a look needs of the farms.
-type simFleet struct{ *simOwner }
+// simPeers is what a look needs to know of the farms.
+type simPeers struct{ *simOwner }
 
-func (f simFleet) preferred(context.Context, string) (string, bool, error) {
-	return f.prefers, true, nil
+func (s simPeers) preferred(context.Context, string) (string, bool, error) {
+	return s.prefers, true, nil
 }
 
-func (f simFleet) claimsMore(context.Context) (bool, error) { return false, nil }
+func (s simPeers) claimsMore(context.Context) (bool, error) { return false, nil }
 
-func (f simFleet) roomFreed(string) {}
+func (s simPeers) capacityFreed(string) {}
 
-func (f simFleet) enqueue(string) {}
+func (s simPeers) enqueue(string) {}
+
+func (s simPeers) waiting() int { return 0 }

@@ -18,7 +18,7 @@ import (
 // simUnit is the service of the unit model.
 const simUnit = "01hzzzzzzzzzzzzzzzzzzzwebs"
 
-// simKeys are the keys of its records.
+// simKeys are the keys of the unit's records.
 var simKeys = func() *store.Keys {
 	keys, err := store.NewKeys("m/")
 	if err != nil {
@@ -27,7 +27,7 @@ var simKeys = func() *store.Keys {
 	return keys
 }()
 
-// condition is a kind of condition of a transaction: what the store can be made not to check.
+// condition is a kind of condition of a transaction. A variant makes the store ignore one kind.
 type condition string
 
 const (
@@ -36,21 +36,21 @@ const (
 	onRC          condition = "the controller's record"
 	onBeside      condition = "the records of the other revisions"
 	onRollout     condition = "the rollout"
-	onNewest      condition = "the newest reality relied on"
+	onNewest      condition = "the newest of the realities that the batch relies on"
 	onDrops       condition = "the drops"
 	onReported    condition = "realities as they were read"
 	onSchema      condition = "the schema, of batches"
 	onBreaker     condition = "the breaker, of batches"
-	onDead        condition = "nodes without a preparer"
+	onDead        condition = "dead nodes"
 	onReservation condition = "reservations"
 	onPlacement   condition = "placements"
 	onStepRC      condition = "the records that a step changes"
-	onStepBeside  condition = "the records that a step leaves"
+	onStepBeside  condition = "the records that a step does not change"
 	onStepRollout condition = "the rollout, of steps"
 	onStepSchema  condition = "the schema, of steps"
 	onStepBreaker condition = "the breaker, of steps"
 	onReality     condition = "realities, of reports"
-	onTold        condition = "that a node was told to stop, of reports"
+	onStopIntent  condition = "the intent to stop, of reports"
 	onCounter     condition = "counters of drops, of reports"
 )
 
@@ -61,7 +61,7 @@ type simRecord struct {
 	session        string
 }
 
-// simStore is the store as it is now.
+// simStore is the store at present.
 type simStore struct {
 	at      map[string]simRecord
 	index   uint64
@@ -73,7 +73,7 @@ func (s *simStore) next() uint64 { s.index++; return s.index }
 // set writes one key alone.
 func (s *simStore) set(key string, value any) { s.setAt(key, value, s.next()) }
 
-// setAt writes a key in a transaction, which has one index. What is written as it is keeps its own.
+// setAt writes a key in a transaction, which has one index. A value that does not change keeps its index.
 func (s *simStore) setAt(key string, value any, index uint64) uint64 {
 	was, is := s.at[key]
 	if is && reflect.DeepEqual(was.value, value) {
@@ -89,7 +89,7 @@ func (s *simStore) setAt(key string, value any, index uint64) uint64 {
 
 func (s *simStore) ring() { s.set(simKeys.Bells.Key(simUnit), s.next()) }
 
-// simTxn is a transaction: what it depends on and what it writes.
+// simTxn is a transaction: its conditions and writes.
 type simTxn struct {
 	checks []simCheck
 	writes []simWrite
@@ -98,27 +98,27 @@ type simTxn struct {
 type simCheck struct {
 	kind    condition
 	key     string
-	index   uint64 // zero: there is none
+	index   uint64 // zero: the key does not exist
 	session string // of onSession
 }
 
 type simWrite struct {
 	key   string
-	value any // nil: it is removed
+	value any // nil: the key is removed
 }
 
-func (t *simTxn) check(kind condition, key string, index uint64) {
-	t.checks = append(t.checks, simCheck{kind: kind, key: key, index: index})
+func (s *simTxn) check(kind condition, key string, index uint64) {
+	s.checks = append(s.checks, simCheck{kind: kind, key: key, index: index})
 }
 
-func (t *simTxn) set(key string, value any) { t.writes = append(t.writes, simWrite{key, value}) }
+func (s *simTxn) set(key string, value any) { s.writes = append(s.writes, simWrite{key, value}) }
 
-func (t *simTxn) fence(f store.Fence) {
-	t.checks = append(t.checks, simCheck{kind: onSession, key: f.Key, session: f.Session})
-	t.check(onFence, f.Key, f.Index)
+func (s *simTxn) fence(f store.Fence) {
+	s.checks = append(s.checks, simCheck{kind: onSession, key: f.Key, session: f.Session})
+	s.check(onFence, f.Key, f.Index)
 }
 
-// fails returns the checks that do not hold, whether they are ignored or not.
+// fails returns the checks that do not hold, also those that the variant ignores.
 func (s *simStore) fails(t *simTxn) (failed []simCheck) {
 	for _, c := range t.checks {
 		r := s.at[c.key]
@@ -129,7 +129,7 @@ func (s *simStore) fails(t *simTxn) (failed []simCheck) {
 	return failed
 }
 
-// refuses returns how the store refuses a transaction, nil for not.
+// refuses returns the error with which the store refuses a transaction; nil: it does not.
 func (s *simStore) refuses(t *simTxn) error {
 	refused := &consul.RefusedError{}
 	for _, c := range s.fails(t) {
@@ -143,7 +143,7 @@ func (s *simStore) refuses(t *simTxn) error {
 	return refused
 }
 
-// land carries a transaction out, and returns the indices of what it wrote.
+// land carries a transaction out, and returns the indices of its writes.
 func (s *simStore) land(t *simTxn) map[string]uint64 {
 	written, index := map[string]uint64{}, s.next()
 	for _, w := range t.writes {
@@ -156,7 +156,7 @@ func (s *simStore) land(t *simTxn) map[string]uint64 {
 	return written
 }
 
-// batchTxn is what store.Batches makes of a batch.
+// batchTxn makes the transaction of a batch, as store.Batches does.
 func batchTxn(b *store.Batch) *simTxn {
 	t := &simTxn{}
 	t.fence(b.Fence)
@@ -179,8 +179,8 @@ func batchTxn(b *store.Batch) *simTxn {
 	return t
 }
 
-// part is what a batch brings of its changes.
-func (t *simTxn) part(b *store.Batch) {
+// part adds the conditions and writes of a batch's changes.
+func (s *simTxn) part(b *store.Batch) {
 	for kind, on := range map[condition]struct {
 		key   string
 		index uint64
@@ -189,38 +189,38 @@ func (t *simTxn) part(b *store.Batch) {
 		onDrops: {simKeys.Drops.Key(simUnit), b.DropsIndex},
 	} {
 		if on.index != 0 {
-			t.check(kind, on.key, on.index)
+			s.check(kind, on.key, on.index)
 		}
 	}
 	for at, index := range b.Reported {
-		t.check(onReported, realityKey(at), index)
+		s.check(onReported, realityKey(at), index)
 	}
 	for name, index := range b.Dead {
-		t.check(onDead, simKeys.Nodes.Key(name), index)
+		s.check(onDead, simKeys.Nodes.Key(name), index)
 	}
 	for _, w := range b.Reservations {
-		t.check(onReservation, simKeys.Reservations.Key(w.Node), w.Index)
-		t.set(simKeys.Reservations.Key(w.Node), w.Value)
+		s.check(onReservation, simKeys.Reservations.Key(w.Node), w.Index)
+		s.set(simKeys.Reservations.Key(w.Node), w.Value)
 	}
 	for _, w := range b.Pods {
 		key := simKeys.Pods.Key(w.Identity.String())
-		if t.check(onPlacement, key, w.Index); w.Placement == nil {
-			t.set(key, nil)
+		if s.check(onPlacement, key, w.Index); w.Placement == nil {
+			s.set(key, nil)
 		} else {
-			t.set(key, *w.Placement)
+			s.set(key, *w.Placement)
 		}
 	}
 	for _, w := range b.Intents {
 		key := intentKey(store.At{Node: w.Node, Identity: w.Identity})
 		if w.Intent == nil {
-			t.set(key, nil)
+			s.set(key, nil)
 		} else {
-			t.set(key, *w.Intent)
+			s.set(key, *w.Intent)
 		}
 	}
 }
 
-// stepTxn is what store.Batches makes of a step.
+// stepTxn makes the transaction of a step, as store.Batches does.
 func stepTxn(s *store.RolloutStep) *simTxn {
 	t := &simTxn{}
 	t.fence(s.Fence)
@@ -258,7 +258,7 @@ func realityKey(at store.At) string { return simKeys.Realities.Key(at.Node, at.I
 
 func intentKey(at store.At) string { return simKeys.Intents.Key(at.Node, at.Identity.String()) }
 
-// committed is the error of a batch, as store.Batches.Commit tells it.
+// committed returns the error of a batch, as store.Batches.Commit does.
 func committed(b *store.Batch, err error) error {
 	drops := simKeys.Drops.Key(simUnit)
 	if b.Newest != nil {
@@ -284,7 +284,8 @@ func recordAt[T any](s *simStore, key string) (rec store.Rec[T]) {
 // readUnit reads the unit as store.Passes does.
 func (s *simStore) readUnit() store.Unit {
 	u := store.Unit{
-		ID: simUnit, BellIndex: s.at[simKeys.Bells.Key(simUnit)].index, Drops: s.drops(), Heads: map[string]*store.Head{},
+		ID: simUnit, BellIndex: s.at[simKeys.Bells.Key(simUnit)].index, Drops: s.drops(),
+		Heads:   map[string]*store.Head{},
 		Rollout: recordAt[rollout.Record](s, simKeys.Rollouts.Key(simUnit)),
 		Trouble: recordAt[store.RolloutTrouble](s, simKeys.RolloutTroubles.Key(simUnit)),
 	}

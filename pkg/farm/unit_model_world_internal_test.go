@@ -15,8 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// history is one history of a unit: a store, two farms that may own it, nodes and operators. Whatever can happen comes
-// between any two calls of a look.
+// history is one history of a unit: a store, two farms that may own it, nodes and operators. Any event may come between
+// two calls of a look.
 type history struct {
 	*simVariant
 	choose       func(n int) int
@@ -25,23 +25,23 @@ type history struct {
 	nodes        []*simNode
 	flights      []simFlight
 	others       map[string]map[pod.Identity]bool // shares of other units, by node
-	rev          int64                            // of the last revision that was made
+	rev          int64                            // the newest revision
 	inEffect     int64
 	smallBatches bool
-	calm         bool // nothing fails any more
+	calm         bool // no more faults
 	trace        []string
 	violation    string
 
-	mu sync.Mutex // of the calls that wait: looks add to them side by side
+	mu sync.Mutex // protects the calls that wait, because looks add to them concurrently
 }
 
-// simFlight is what happens later, or never.
+// simFlight is an event that happens later, or never.
 type simFlight struct {
 	do   func()
-	must bool // it is not lost
+	must bool // the event cannot be lost
 }
 
-// fate is what becomes of a transaction.
+// fate is what happens to a transaction.
 type fate int
 
 const (
@@ -67,7 +67,7 @@ func (h *history) fate() fate {
 	}
 }
 
-func (h *history) say(format string, args ...any) {
+func (h *history) logf(format string, args ...any) {
 	h.trace = append(h.trace, fmt.Sprintf(format, args...))
 }
 
@@ -77,21 +77,21 @@ func (h *history) epoch() string {
 	return recordAt[store.Schema](h.store, simKeys.Schema.Key()).Value.Epoch
 }
 
-// hold has the preparer's session hold the node's record.
+// hold makes the preparer's session hold the node's record.
 func (h *history) hold(name string) {
 	r := h.store.at[simKeys.Nodes.Key(name)]
 	r.session, r.index = "preparer", h.store.next()
 	h.store.at[simKeys.Nodes.Key(name)] = r
 }
 
-// arrives has a farm's transaction land, now or later, or never.
+// arrives makes a farm's transaction land now, later, or never.
 func (h *history) arrives(f fate, what string, t *simTxn, judge func() func(), landed func(map[string]uint64)) error {
 	land := func() error {
 		if err := h.store.refuses(t); err != nil {
-			h.say("%s is refused: %v", what, err)
+			h.logf("%s is refused: %v", what, err)
 			return err
 		}
-		h.say("%s lands", what)
+		h.logf("%s lands", what)
 		judged := func() {}
 		if judge != nil {
 			judged = judge()
@@ -109,10 +109,10 @@ func (h *history) arrives(f fate, what string, t *simTxn, judge func() func(), l
 	case landsUnheard:
 		_ = land() // the answer is lost
 	case isLost:
-		h.say("%s is lost", what)
+		h.logf("%s is lost", what)
 	default:
-		h.say("%s is late", what)
-		h.later(func() { _ = land() }) // nobody waits for the answer
+		h.logf("%s is late", what)
+		h.later(func() { _ = land() }) // the sender does not wait for the answer
 	}
 	return store.ErrUnknown
 }
@@ -160,7 +160,7 @@ func (h *history) revision(rev int64, n int) rc.RC {
 	}
 }
 
-// step lets something happen.
+// step makes one event happen.
 func (h *history) step() {
 	switch c := h.choose(40); {
 	case c < 22:
@@ -183,82 +183,82 @@ func (h *history) step() {
 	}
 }
 
-func (o *simOwner) step() {
-	switch calls := o.waiting(); {
+func (s *simOwner) step() {
+	switch calls := s.waiting(); {
 	case len(calls) > 0:
-		o.goOn(calls[o.choose(len(calls))])
-	case o.unit == nil:
-		o.claim()
+		s.goOn(calls[s.choose(len(calls))])
+	case s.unit == nil:
+		s.claim()
 	default:
-		if o.choose(4) > 0 {
-			o.watch()
+		if s.choose(4) > 0 {
+			s.watch()
 		}
-		o.begin()
+		s.begin()
 	}
 }
 
-func (n *simNode) step() {
-	if !n.alive {
+func (s *simNode) step() {
+	if !s.alive {
 		return
 	}
-	switch n.choose(8) {
+	switch s.choose(8) {
 	case 0, 1:
-		n.hear()
+		s.hear()
 	case 2, 3, 4:
-		for _, id := range n.pods() {
-			if n.choose(2) == 0 {
-				n.work(id)
-				n.turns(id, n.choose(4) > 0 && !n.bad)
+		for _, id := range s.pods() {
+			if s.choose(2) == 0 {
+				s.work(id)
+				s.turns(id, s.choose(4) > 0 && !s.bad)
 			}
 		}
 	default:
-		n.report()
+		s.report()
 	}
 }
 
-// disturb is what happens to farms, nodes and records besides.
+// disturb is an event of a farm, a node or a record.
 func (h *history) disturb() {
 	n := h.nodes[h.choose(len(h.nodes))]
 	o := h.owners[h.choose(len(h.owners))]
 	switch h.choose(10) {
 	case 0:
 		n.dies(h.choose(2) == 0)
-		h.say("%s dies, its machine too: %t", n.name, n.lost)
+		h.logf("%s dies, its machine too: %t", n.name, n.lost)
 	case 1:
-		h.say("%s has a new preparer", n.name)
+		h.logf("%s has a new preparer", n.name)
 		n.start()
 	case 2:
 		if !o.ended {
 			o.loses()
 		}
 	case 3:
-		h.say("%s is to hand the unit over", o.name)
+		h.logf("%s should hand the unit over", o.name)
 		if o.prefers = h.owners[h.choose(2)].name; o.unit != nil {
-			o.unit.rebalance()
+			o.unit.askHandOver()
 		}
 	case 4:
 		tripped := store.Breaker{Tripped: h.choose(2) == 0}
-		h.say("the breaker: %t", tripped.Tripped)
+		h.logf("the breaker: %t", tripped.Tripped)
 		h.store.set(simKeys.Breaker.Key(), tripped)
 	case 5, 8, 9:
 		id := pod.Identity{RCID: "other", Role: "main", Index: h.choose(2)}
-		h.say("another unit changes its share of %s", n.name)
+		h.logf("another unit changes its share of %s", n.name)
 		h.share(n.name, id, h.others[n.name][id])
 	case 6:
-		h.say("the drops are removed")
+		h.logf("the drops are removed")
 		delete(h.store.at, simKeys.Drops.Key(simUnit))
 		for _, of := range h.nodes {
 			delete(h.store.at, simKeys.Drops.Key(simUnit, of.name))
 		}
 	default:
-		h.say("somebody makes the world anew")
+		h.logf("the epoch is renewed")
 		schema := recordAt[store.Schema](h.store, simKeys.Schema.Key()).Value
 		schema.CreatedAt = schema.CreatedAt.Add(time.Second)
 		h.store.set(simKeys.Schema.Key(), schema)
 	}
 }
 
-// share has another unit take a share of a node, or give it back.
+// share makes another unit take a share of a node, or release it.
 func (h *history) share(name string, id pod.Identity, gives bool) {
 	key := simKeys.Reservations.Key(name)
 	next := recordAt[node.Reservation](h.store, key).Value.Clone()
@@ -272,7 +272,7 @@ func (h *history) share(name string, id pod.Identity, gives bool) {
 	h.store.set(key, next)
 }
 
-// run makes some steps, and then has everything become well. It returns what was broken, "" for nothing.
+// run makes some steps, and then ends all faults. It returns which rule was broken; "": none.
 func (h *history) run(steps int) string {
 	for range steps {
 		if h.step(); h.violation != "" {
@@ -280,7 +280,7 @@ func (h *history) run(steps int) string {
 		}
 	}
 	if h.violation == "" {
-		h.say("calm")
+		h.logf("calm")
 		if why := h.settle(300); why != "" && h.violation == "" {
 			h.violated("stuck: %s", why)
 		}
@@ -303,7 +303,7 @@ func (h *history) end() {
 	}
 }
 
-// settle has nothing fail, for so many rounds at most. It returns what is not as it should be then.
+// settle makes at most this many rounds without faults. It returns what is not as desired after them.
 func (h *history) settle(rounds int) (why string) {
 	h.calm = true
 	defer func() { h.calm = false }()
@@ -328,7 +328,7 @@ func (h *history) settle(rounds int) (why string) {
 	return why
 }
 
-// round lets everybody act once.
+// round lets each owner and node act once.
 func (h *history) round() {
 	<-time.After(time.Second)
 	for _, o := range h.owners {
@@ -366,24 +366,26 @@ func (h *history) round() {
 	}
 }
 
-// runs has the look go on to its end.
-func (o *simOwner) runs() {
-	for o.looking && o.violation == "" {
-		o.goOn(o.waiting()[0])
+// runs continues the look to its end.
+func (s *simOwner) runs() {
+	for s.looking && s.violation == "" {
+		s.goOn(s.waiting()[0])
 	}
 }
 
-// unsettled says what is not yet as it should be.
+// unsettled returns what is not yet as desired.
 func (h *history) unsettled() string {
 	if rec := h.rollout(); rec.Index != 0 {
 		return fmt.Sprintf("the rollout is %s, stage %d, %s %q %q %q",
-			rec.Value.State, rec.Value.Stage, rec.Value.Phase, rec.Value.Reason, rec.Value.BlockedReason, rec.Value.Stuck)
+			rec.Value.State, rec.Value.Stage, rec.Value.Phase, rec.Value.Reason, rec.Value.BlockedReason,
+			rec.Value.Stuck)
 	}
 	pods := map[string]int{}
 	for _, p := range h.placements() {
 		r := recordAt[pod.Reality](h.store, realityKey(store.At{Node: p.Node, Identity: p.Identity})).Value
 		if p.RunState != pod.Running || !r.Available || r.Digest != p.Digest || len(p.Ghosts) > 0 {
-			return fmt.Sprintf("%s is not available: %s on %s at %d, former copies %+v; it is %s at %d, the digests are %s, %s",
+			return fmt.Sprintf(
+				"%s is not available: %s on %s at %d, former copies %+v; it is %s at %d, the digests are %s, %s",
 				p.Identity, p.RunState, p.Node, p.Revision, p.Ghosts, r.State, r.Revision, p.Digest, r.Digest)
 		}
 		pods[p.RCID]++
@@ -395,7 +397,7 @@ func (h *history) unsettled() string {
 		}
 		st := recordAt[rc.Status](h.store, simKeys.Statuses.Key(id)).Value
 		if pods[id] != r.Desired() || st.Available != r.Desired() || st.ObservedGeneration != r.Generation {
-			return fmt.Sprintf("%s has %d pods of %d, and says %+v", id, pods[id], r.Desired(), st)
+			return fmt.Sprintf("%s has %d pods of %d, and the status %+v", id, pods[id], r.Desired(), st)
 		}
 	}
 	return ""

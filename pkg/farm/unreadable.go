@@ -11,66 +11,37 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/alert"
-	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// sayUnreadable says in the status of a controller that its record, or a placement, cannot be read, and alerts. Nothing else
-// is done about the controller until it can be.
-func (ps *writer) sayUnreadable(ctx context.Context, head store.Head, failure error) error {
-	if ps.mem.recordless {
-		return nil
-	}
-	now := time.Now().UTC()
-	st := rc.Status{RCID: ps.id}
-	if head.Status != nil {
-		st = *head.Status
-		st.Conditions = slices.Clone(st.Conditions)
-	}
-	st.Owner, st.LastError = ps.kit.farm, reconcile.Few(textsOf(failure))
-	st.Conditions = rc.SetCondition(st.Conditions, rc.Unclaimed, false, "", now)
-	st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, true, st.LastError, now)
-	record := &head.RC.Value
-	st.Incidents, _ = alert.Track(alert.Input{
-		Before: head.Status, After: &st, Now: now, Notified: ps.mem.notified, Quiet: record.Disabled || record.DeletedAt != nil,
-	})
-	if statusDiffers(head.Status, &st) {
-		write := &batch{Batch: store.Batch{Fence: ps.mem.fence, RCID: ps.id, RCIndex: head.RC.Index, Status: &st}}
-		ps.stale = true
-		if err := ps.commit(ctx, write); err != nil {
-			return ps.unit.afterFailure(ctx, err)
-		}
-	}
-	ps.alert(ctx, &reconcile.Plan{Status: st})
-	return nil
-}
-
-// speaker tells, while the farm leads, what no owner can: controllers that nobody owns, placements without a controller, records that cannot
-// be read. What is told, every farm knows: whoever leads next goes on from that.
-type speaker struct {
+// leaderReporter alerts people, while the farm leads, to problems without an owner who could alert. The alerts are
+// stored, so that the next leader continues from them.
+type leaderReporter struct {
 	*core
 	unreadable unreadables
-	swept      wait.Signal                // a sweep has ended
-	notified   map[string]map[string]bool // by controller, what was told and is not stored yet; only the loop after sweeps uses it
+	swept      wait.Signal // a sweep has ended
+	// notified has, by controller, the alerts that were sent and are not stored yet. Only afterSweeps uses it.
+	notified map[string]map[string]bool
 
 	mu   sync.Mutex
 	last *swept
 }
 
-func newSpeaker(c *core) *speaker { return &speaker{core: c, swept: wait.NewSignal()} }
-
-// unreadables are the records in the farm's view of the cluster that cannot be read.
-type unreadables struct {
-	mu      sync.Mutex
-	at      map[string]map[string]string // by watch or the like: errors by key
-	changed bool
-	looked  map[string]bool // what only the leader looks for, once it has
+func newLeaderReporter(c *core) *leaderReporter {
+	return &leaderReporter{core: c, swept: wait.NewSignal()}
 }
 
-// Kinds of findings that only the leader looks for.
+// unreadables has the records that cannot be read, and the findings that only the leader searches for.
+type unreadables struct {
+	mu       sync.Mutex
+	at       map[string]map[string]string // by watch or kind of finding: errors by key
+	changed  bool
+	searched map[string]bool // kinds of findings that this leader has searched for
+}
+
 const (
 	straysKind   = "strays"
 	unownedKind  = "unowned"
@@ -78,33 +49,32 @@ const (
 	gateKind     = "gate"
 )
 
-// found is say for such a kind.
-func (u *unreadables) found(kind string, errs map[string]string) {
-	u.say(kind, errs)
+// setSearched replaces the findings of a kind that only the leader searches for.
+func (u *unreadables) setSearched(kind string, errs map[string]string) {
+	u.set(kind, errs)
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.looked == nil {
-		u.looked = map[string]bool{}
+	if u.searched == nil {
+		u.searched = map[string]bool{}
 	}
-	u.looked[kind], u.changed = true, u.changed || !u.looked[kind]
+	u.searched[kind], u.changed = true, u.changed || !u.searched[kind]
 }
 
-// forget is for a farm that leads no more: it finds nothing of such kinds.
+// forget drops such findings when the farm stops leading.
 func (u *unreadables) forget(kind string) {
-	u.say(kind, nil)
+	u.set(kind, nil)
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	delete(u.looked, kind)
+	delete(u.searched, kind)
 }
 
-// complete reports whether all such kinds were looked for, so that what is not there is over.
+// complete reports whether the leader has searched for all kinds. If so, an incident without a finding is over.
 func (u *unreadables) complete() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.looked[straysKind] && u.looked[unownedKind] && u.looked[orphanedKind] && u.looked[gateKind]
+	return u.searched[straysKind] && u.searched[unownedKind] && u.searched[orphanedKind] && u.searched[gateKind]
 }
 
-// corruptKeys returns what is said about unreadable records, by their keys.
 func corruptKeys(found []error) map[string]string {
 	errs := map[string]string{}
 	for _, err := range found {
@@ -115,8 +85,7 @@ func corruptKeys(found []error) map[string]string {
 	return errs
 }
 
-// say replaces what is told of one kind of finding: reasons by key.
-func (u *unreadables) say(where string, errs map[string]string) {
+func (u *unreadables) set(where string, errs map[string]string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if maps.Equal(u.at[where], errs) {
@@ -128,7 +97,7 @@ func (u *unreadables) say(where string, errs map[string]string) {
 	u.at[where], u.changed = errs, true
 }
 
-// all returns every error by key, and whether they have changed since the last call.
+// all also reports whether the findings have changed since the last call.
 func (u *unreadables) all() (errs map[string]string, changed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -140,24 +109,23 @@ func (u *unreadables) all() (errs map[string]string, changed bool) {
 	return errs, changed
 }
 
-// unreadableEvery is how often a farm looks whether something has to be told about records that cannot be read. Consul is
-// asked only when it has.
+// unreadableEvery is how often the leader checks whether it has to alert.
 const unreadableEvery = time.Second
 
-// tellUnreadable alerts about records that belong to no controller: nodes, and those about the cluster. What it told is kept in Consul, so
-// that the next leader neither repeats nor forgets it.
-func (f *speaker) tellUnreadable(ctx context.Context, as Duties) error {
-	defer f.cfg.Metrics.Alerting(recordsName, nil)
-	told := map[string]bool{}
-	next := time.Now() // this leader has not looked yet
+// alertUnreadable alerts to unreadable records that belong to no controller. The record of incidents has the alerts
+// that were sent, so the next leader does not repeat them, and alerts people when an incident is over.
+func (s *leaderReporter) alertUnreadable(ctx context.Context, as LeaderStore) error {
+	defer s.cfg.Metrics.Alerting(recordsName, nil)
+	notified := map[string]bool{}
+	next := time.Now() // this leader has not checked yet
 	for {
 		now := time.Now()
-		if errs, changed := f.unreadable.all(); changed || !next.IsZero() && !now.Before(next) {
-			pending, again, err := f.tellRecords(ctx, as, errs, told)
+		if errs, changed := s.unreadable.all(); changed || !next.IsZero() && !now.Before(next) {
+			pending, again, err := s.alertRecords(ctx, as, errs, notified)
 			if err != nil && ctx.Err() == nil {
-				f.log.WithError(err).Warn("cannot keep what was told about records that cannot be read")
+				s.log.WithError(err).Warn("cannot store which alerts about unreadable records were sent")
 			}
-			told, next = pending, time.Time{}
+			notified, next = pending, time.Time{}
 			if again > 0 {
 				next = now.Add(again)
 			}
@@ -168,88 +136,96 @@ func (f *speaker) tellUnreadable(ctx context.Context, as Duties) error {
 	}
 }
 
-// recordsName stands for the records that belong to no controller in the metric of alerts.
+// recordsName stands for these records in the metric of alerts.
 const recordsName = "records"
 
-// tellRecords stores where incidents stand, and then tells what has to be told. It returns what was told and is not stored
-// yet, and when another look is due; zero: when something has changed.
-func (f *speaker) tellRecords(ctx context.Context, as Duties, errs map[string]string, told map[string]bool) (pending map[string]bool, again time.Duration, err error) {
+// alertRecords stores the incidents, and then sends the alerts that are due. It returns the alerts that are not stored
+// yet, and when to check again; zero: after the next change.
+func (s *leaderReporter) alertRecords(
+	ctx context.Context, as LeaderStore, errs map[string]string, notified map[string]bool,
+) (pending map[string]bool, again time.Duration, err error) {
 	rec, err := as.ReadIncidents(ctx)
 	if err != nil {
-		return told, unreadableEvery, err
+		return notified, unreadableEvery, err
 	}
 	now := time.Now().UTC()
-	next, tells, active, again := trackRecords(rec.Value.Records, together(rec.Value.Records, errs), now, told, f.unreadable.complete())
+	found := findings{texts: together(rec.Value.Records, errs), complete: s.unreadable.complete()}
+	next, tells, active, again := trackRecords(rec.Value.Records, found, now, notified)
 	if !reflect.DeepEqual(next, rec.Value.Records) && len(next)+len(rec.Value.Records) > 0 {
 		rec.Value.Records = next
 		err := as.WriteIncidents(ctx, rec)
 		if errors.Is(err, store.ErrConflict) {
-			return told, unreadableEvery, nil // a farm of an earlier version, which does it by its id
+			return notified, unreadableEvery, nil // a farm of an older version wrote, because it does not know leaders
 		}
 		if err != nil {
-			return told, unreadableEvery, err
+			return notified, unreadableEvery, err
 		}
 	}
-	pending, _, _ = f.kit.teller.Due(ctx, "", tells, told)
-	f.cfg.Metrics.Alerting(recordsName, active)
+	pending, _, _ = s.kit.notifier.NotifyDue(ctx, "", tells, notified)
+	s.cfg.Metrics.Alerting(recordsName, active)
 	if len(tells) > 0 {
-		again = unreadableEvery // to store that
+		again = unreadableEvery // the next check stores what was sent
 	}
 	return pending, again, nil
 }
 
-// maxRecords is how many records that cannot be read are told by their keys; those besides are told together, as moreRecords.
-// What was told about all of them is one record.
+// One record has all incidents, so their number is bounded.
 const (
-	maxRecords  = 100
-	moreRecords = "more records"
+	maxRecords  = 100            // unreadable records with their own incident
+	moreRecords = "more records" // incident key of all others together
 )
 
-// together returns what is told of unreadable records, by key. Which ones are told by their keys does not change while they
-// cannot be read, and none is added while there are more: they would be raised one by one as others are mended.
+// together returns the reasons by incident key. Further records get own incidents only if all of them can. Otherwise
+// the leader would raise one incident after the other while people mend the records.
 func together(before map[string][]rc.Incident, errs map[string]string) map[string]string {
-	told, fresh := map[string]string{}, []string{}
+	reasons, fresh := map[string]string{}, []string{}
 	for key, text := range errs {
 		if _, known := before[key]; known {
-			told[key] = text
+			reasons[key] = text
 		} else {
 			fresh = append(fresh, key)
 		}
 	}
 	slices.Sort(fresh)
 	_, more := before[moreRecords]
-	room := maxRecords - len(before)
+	free := maxRecords - len(before)
 	if more {
-		room++ // it is one of those before
+		free++ // moreRecords is one of the keys in before
 	}
-	if more && len(fresh) > room {
-		room = 0
+	if more && len(fresh) > free {
+		free = 0
 	}
-	alone := min(len(fresh), max(room, 0))
+	alone := min(len(fresh), max(free, 0))
 	for _, key := range fresh[:alone] {
-		told[key] = errs[key]
+		reasons[key] = errs[key]
 	}
 	if rest := fresh[alone:]; len(rest) > 0 {
-		told[moreRecords] = fmt.Sprintf("%d more records cannot be read: %s", len(rest), field.Few(rest, 3, ", "))
+		reasons[moreRecords] = fmt.Sprintf("%d more records cannot be read: %s", len(rest), field.Few(rest, 3, ", "))
 	}
-	return told
+	return reasons
 }
 
-// trackRecords moves the incidents of records that cannot be read, as alert.Track does those of a controller. Where not
-// everything was looked for, what another farm had found stays as it is. It says after how long something is to be told; zero: nothing is.
-func trackRecords(before map[string][]rc.Incident, errs map[string]string, now time.Time, told map[string]bool, complete bool) (next map[string][]rc.Incident, tells []alert.Tell, active []rc.ConditionType, again time.Duration) {
+type findings struct {
+	texts    map[string]string // by incident key
+	complete bool              // the leader has searched for all findings, so an incident without a finding is over
+}
+
+// trackRecords updates the incidents. again is the time until an alert is due; zero: none is due.
+func trackRecords(
+	before map[string][]rc.Incident, found findings, now time.Time, notified map[string]bool,
+) (next map[string][]rc.Incident, tells []alert.Notification, active []rc.ConditionType, again time.Duration) {
 	keys := map[string]bool{}
 	for key := range before {
 		keys[key] = true
 	}
-	for key := range errs {
+	for key := range found.texts {
 		keys[key] = true
 	}
 	next = map[string][]rc.Incident{}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		was, is := &rc.Status{RCID: key, Incidents: before[key]}, &rc.Status{RCID: key}
-		reason, corrupt := errs[key]
-		if !corrupt && !complete {
+		reason, corrupt := found.texts[key]
+		if !corrupt && !found.complete {
 			next[key] = before[key]
 			active = append(active, alert.Active(was, now)...)
 			continue
@@ -258,7 +234,7 @@ func trackRecords(before map[string][]rc.Incident, errs map[string]string, now t
 			is.Conditions = rc.SetCondition(nil, kindOf(key), true, reason, now)
 		}
 		var due time.Duration
-		is.Incidents, due = alert.Track(alert.Input{Before: was, After: is, Now: now, Notified: told})
+		is.Incidents, due = alert.Track(alert.Input{Before: was, After: is, Now: now, Notified: notified})
 		if due > 0 && (again == 0 || due < again) {
 			again = due
 		}
@@ -271,7 +247,6 @@ func trackRecords(before map[string][]rc.Incident, errs map[string]string, now t
 	return next, tells, active, again
 }
 
-// kindOf returns what it is called that something is wrong with what is told under a key.
 func kindOf(key string) rc.ConditionType {
 	switch key {
 	case electionKey:
@@ -281,89 +256,4 @@ func kindOf(key string) rc.ConditionType {
 	default:
 		return rc.Unreadable
 	}
-}
-
-// joinedError is many errors that are told in a few words: a pass may meet thousands of one kind.
-type joinedError struct{ errs []error }
-
-// joined is errors.Join with a text that is not long.
-func joined(errs []error) error {
-	var some []error
-	for _, err := range errs {
-		if err != nil {
-			some = append(some, err)
-		}
-	}
-	if len(some) == 0 {
-		return nil
-	}
-	return &joinedError{some}
-}
-
-// Error names the first few and says how many more there are.
-func (e *joinedError) Error() string { return reconcile.Few(e.texts()) }
-
-// Unwrap returns all of them.
-func (e *joinedError) Unwrap() []error { return e.errs }
-
-func (e *joinedError) texts() []string { return field.Each(e.errs, error.Error) }
-
-// textsOf returns what an error consists of.
-func textsOf(err error) []string {
-	if many, is := errors.AsType[*joinedError](err); is {
-		return many.texts()
-	}
-	return []string{err.Error()}
-}
-
-// alertGone tells that what is wrong with a controller is over, before the last of its records goes.
-func (m *memory) alertGone(ctx context.Context, to alert.Teller, id string, st *rc.Status) {
-	if st == nil {
-		return
-	}
-	now := time.Now().UTC()
-	for _, i := range st.Incidents {
-		tell := alert.Tell{Incident: i, Resolved: true}
-		if i.AlertedAt == nil && !m.notified[i.Key] || m.notified[tell.ID()] {
-			continue
-		}
-		if i.ResolvedAt == nil {
-			i.ResolvedAt = &now
-		}
-		if m.notified == nil {
-			m.notified = map[string]bool{}
-		}
-		m.notified[tell.ID()] = true
-		to.One(ctx, id, alert.Tell{Incident: i, Resolved: true})
-	}
-}
-
-// track completes the plan's status with the incidents that follow from it, before it is stored.
-func (ps *writer) track(plan *reconcile.Plan) {
-	record := &ps.head.RC.Value
-	plan.Status.Conditions = rc.SetCondition(plan.Status.Conditions, rc.Unclaimed, false, "", ps.snapshot.Now)
-	if st := &plan.Status; st.LastError != "" || st.Is(rc.Unreadable) {
-		st.Conditions = rc.SetCondition(st.Conditions, rc.Unreadable, st.LastError != "", st.LastError, ps.snapshot.Now)
-	}
-	incidents, due := alert.Track(alert.Input{
-		Before: ps.head.Status, After: &plan.Status, Now: ps.snapshot.Now, Notified: ps.mem.notified,
-		Quiet: record.Disabled || record.DeletedAt != nil,
-	})
-	plan.Status.Incidents = incidents
-	if due > 0 && (plan.Again == 0 || due < plan.Again) {
-		plan.Again = due
-	}
-}
-
-// alert tells what the stored status says has to be told. It is called when the status has landed, and reports whether it
-// told anything, which the next pass then stores.
-func (ps *writer) alert(ctx context.Context, plan *reconcile.Plan) (told bool) {
-	now := time.Now()
-	pending, fresh, untold := ps.kit.teller.Due(ctx, ps.id, alert.Due(&plan.Status, now), ps.mem.notified)
-	ps.mem.notified = pending
-	if untold > 0 {
-		plan.Again = soonest(plan.Again, alert.AskAgain)
-	}
-	ps.kit.metrics.Alerting(ps.id, alert.Active(&plan.Status, now))
-	return fresh > 0
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// An unreadable record of a controller, or placement, is raised once, whichever farm owns the controller, and resolved once
-// when it is mended.
+// An unreadable record of a controller, or an unreadable placement, is raised once, no matter which farm owns the
+// controller. It is resolved once when the record is mended.
 func TestAnUnreadableControllerIsAnIncident(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"record", "placement"} {
@@ -24,8 +24,8 @@ func TestAnUnreadableControllerIsAnIncident(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			c.node("n1", nil, nil)
-			var said recorder
-			_, stop := c.watchedFarm("f1", &said)
+			var alerts recorder
+			_, stop := c.watchedFarm("f1", &alerts)
 			c.apply("web", testManifest("web", 0), replicas(1))
 			c.converged("web", 1)
 			key := c.store.Keys().RCs.Key("web")
@@ -37,7 +37,7 @@ func TestAnUnreadableControllerIsAnIncident(t *testing.T) {
 			c.condition("web", rc.Unreadable, true, key)
 			c.alerted("web", rc.Unreadable)
 			stop()
-			reg, _ := c.watchedFarm("f2", &said)
+			reg, _ := c.watchedFarm("f2", &alerts)
 			metric(t, reg, "rcfarm_farm_alerts_active", "Unreadable", is(1))
 			if n := len(c.running("web")); n != 1 {
 				t.Errorf("%d pods run", n)
@@ -45,19 +45,19 @@ func TestAnUnreadableControllerIsAnIncident(t *testing.T) {
 			c.put(key, good)
 			c.ring("web")
 			c.condition("web", rc.Unreadable, false, "")
-			said.once(t, "Unreadable")
+			alerts.once(t, "Unreadable")
 			c.apply("web", testManifest("web", 0), replicas(2))
 			c.converged("web", 2)
 		})
 	}
 }
 
-// One that is removed instead of mended is over, too.
+// The incident is also over if the record is removed instead of mended.
 func TestARemovedControllerHasNoIncidents(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	var said recorder
-	c.watchedFarm("f1", &said)
+	var alerts recorder
+	c.watchedFarm("f1", &alerts)
 	c.apply("web", testManifest("web", 0), replicas(0))
 	c.converged("web", 0)
 	c.spoil(c.store.Keys().RCs.Key("web"))
@@ -67,7 +67,7 @@ func TestARemovedControllerHasNoIncidents(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.ring("web")
-	said.once(t, "Unreadable")
+	alerts.once(t, "Unreadable")
 	consultest.Eventually(t, soon, func() error {
 		if _, err := c.store.Statuses.Get(t.Context(), store.Default, "web"); !errors.Is(err, store.ErrNotFound) {
 			return fmt.Errorf("its status is left: %w", err)
@@ -76,18 +76,19 @@ func TestARemovedControllerHasNoIncidents(t *testing.T) {
 	})
 }
 
-// Records that belong to no controller are told by the leader: once, although it is another farm by then, and resolved once.
+// The leader alerts once to unreadable records that belong to no controller, even if another farm leads by then. It
+// resolves each incident once.
 func TestUnreadableNodesAreAnIncident(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.node("n1", nil, nil)
-	var said recorder
-	reg, stop := c.watchedFarm("f1", &said)
+	var alerts recorder
+	reg, stop := c.watchedFarm("f1", &alerts)
 	metric(t, reg, "rcfarm_farm_settled", "", is(1))
-	other, _ := c.watchedFarm("f2", &said)
+	other, _ := c.watchedFarm("f2", &alerts)
 	k := c.store.Keys()
 	c.put(k.Nodes.Key("n9"), []byte("{"))
-	told := func(n int) {
+	alerted := func(n int) {
 		t.Helper()
 		consultest.Eventually(t, soon, func() error {
 			rec, err := c.store.ReadIncidents(t.Context())
@@ -102,12 +103,12 @@ func TestUnreadableNodesAreAnIncident(t *testing.T) {
 			return nil
 		})
 	}
-	told(1)
+	alerted(1)
 	metric(t, reg, "rcfarm_farm_alerts_active", "Unreadable", is(1))
 	c.put(k.NodeOps.Key("n8"), []byte("{"))
-	told(2)
-	if got := said.about("Unreadable"); len(got) != 2 {
-		t.Errorf("said %v", got)
+	alerted(2)
+	if got := alerts.about("Unreadable"); len(got) != 2 {
+		t.Errorf("alerts: %v", got)
 	}
 	stop()
 	metric(t, other, "rcfarm_farm_alerts_active", "Unreadable", is(2))
@@ -116,30 +117,30 @@ func TestUnreadableNodesAreAnIncident(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	told(0)
+	alerted(0)
 	metric(t, other, "rcfarm_farm_alerts_active", "Unreadable", is(0))
-	got := said.about("Unreadable")
+	got := alerts.about("Unreadable")
 	if len(got) != 4 {
-		t.Fatalf("said %v", got)
+		t.Fatalf("alerts: %v", got)
 	}
 	for _, line := range got[:2] {
 		if want := "resolve " + strings.TrimPrefix(line, "raise "); want != got[2] && want != got[3] {
-			t.Errorf("said %v; %s is missing", got, want)
+			t.Errorf("alerts: %v; %s is missing", got, want)
 		}
 	}
 }
 
-// once waits until an incident was raised and resolved, and fails unless each was once.
+// once waits until an incident was raised and resolved, and fails the test unless each happened once.
 func (r *recorder) once(t *testing.T, incident string) {
 	t.Helper()
 	consultest.Eventually(t, soon, func() error {
 		if n := len(r.about(incident)); n < 2 {
-			return fmt.Errorf("said %v", r.about(incident))
+			return fmt.Errorf("alerts: %v", r.about(incident))
 		}
 		return nil
 	})
 	if got := r.about(incident); len(got) != 2 || got[1] != "resolve "+strings.TrimPrefix(got[0], "raise ") {
-		t.Errorf("said %v", got)
+		t.Errorf("alerts: %v", got)
 	}
 }
 
@@ -151,7 +152,7 @@ func (c *cluster) put(key string, value []byte) {
 	}
 }
 
-// spoil makes a record unreadable and returns what it was.
+// spoil makes a record unreadable and returns its former value.
 func (c *cluster) spoil(key string) []byte {
 	c.t.Helper()
 	pair, err := c.client.Get(c.t.Context(), key, consul.Consistent)
@@ -162,13 +163,13 @@ func (c *cluster) spoil(key string) []byte {
 	return pair.Value
 }
 
-// However many records cannot be read, somebody is told: of the first ones by name, of the rest together. Otherwise what must be
-// kept about them would be larger than Consul takes, and nobody would be told anything.
-func TestThousandsOfUnreadableRecordsAreTold(t *testing.T) {
+// Even if thousands of records are unreadable, the leader alerts: to the first records by key, to all others together.
+// Otherwise the record of incidents would be larger than Consul takes, and there would be no alert at all.
+func TestThousandsOfUnreadableRecordsAreAlerted(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	var said recorder
-	reg, _ := c.watchedFarm("f1", &said)
+	var alerts recorder
+	reg, _ := c.watchedFarm("f1", &alerts)
 	metric(t, reg, "rcfarm_farm_settled", "", is(1))
 	write := func(op func(key string) consul.Op) {
 		t.Helper()
@@ -176,13 +177,14 @@ func TestThousandsOfUnreadableRecordsAreTold(t *testing.T) {
 		for i := range 3000 {
 			ops = append(ops, op(c.store.Keys().Nodes.Key(fmt.Sprintf("%s-%04d", strings.Repeat("n", 200), i))))
 		}
-		if err := simnode.CommitAll(t.Context(), c.client, slices.Collect(slices.Chunk(ops, consul.MaxTxnOps))); err != nil {
+		if err := simnode.CommitAll(t.Context(), c.client,
+			slices.Collect(slices.Chunk(ops, consul.MaxTxnOps))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	write(func(key string) consul.Op { return consul.Set(key, []byte("{")) })
 	raised := func() (n int, rest bool) {
-		for _, line := range said.about("Unreadable") {
+		for _, line := range alerts.about("Unreadable") {
 			n += strings.Count(line, "raise ")
 			rest = rest || strings.HasPrefix(line, "raise more records/")
 		}
@@ -199,8 +201,8 @@ func TestThousandsOfUnreadableRecordsAreTold(t *testing.T) {
 	metric(t, reg, "rcfarm_farm_alerts_active", "Unreadable", is(0))
 	consultest.Eventually(t, soon, func() error {
 		n, _ := raised()
-		if all := len(said.about("Unreadable")); all != 2*n {
-			return fmt.Errorf("%d raised, %d said", n, all)
+		if all := len(alerts.about("Unreadable")); all != 2*n {
+			return fmt.Errorf("%d raised, %d alerts", n, all)
 		}
 		return nil
 	})

@@ -2,8 +2,11 @@ package farm
 
 import (
 	"errors"
+	"math"
 	"testing"
 	"time"
+
+	"github.com/rcfarm/rcfarm/pkg/farm/breaker"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 	"github.com/rcfarm/rcfarm/pkg/node"
@@ -12,26 +15,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A controller whose pods are all placed, but one of which cannot leave its node for want of another, is looked at when any
-// node changes; one that lacks nothing only when its own do.
-func TestAMoveWithoutRoomWantsNodes(t *testing.T) {
+// If all pods of a controller are placed, but one pod cannot move because no node has capacity, the controller is
+// looked at when any node changes. A controller without such a pod is looked at only when its own nodes change.
+func TestAMoveWithoutANodeWantsNodes(t *testing.T) {
 	t.Parallel()
 	other := map[string]bool{"n9": true}
 	for missing, want := range map[int]bool{0: false, 1: true} {
-		u := unitOver(&kit{stops: newStopCounter()}, "web", store.Fence{})
+		u := unitOver(&kit{stops: breaker.NewStops()}, "web", store.Fence{})
 		c, ps := u.known("web"), passOver(u)
-		plan := &reconcile.Plan{Status: rc.Status{Desired: 2, Placed: 2}}
 		s := &reconcile.Snapshot{Now: time.Now()}
-		plan.Short(s, make([]pod.Identity, missing), "drained 3", time.Second)
+		plan := reconcile.Compute(s)
+		plan.Status = rc.Status{Desired: 2, Placed: 2}
+		plan.SetUnplaced(make([]pod.Identity, missing), "drained 3", time.Second)
 		ps.snapshot = s
-		ps.remember(plan, 0, nil)
+		ps.remember(&plan, 0, nil)
 		if c.shared.now().wantsNodes != want || c.shared.now().concernedBy(other, nil) != want {
-			t.Errorf("%d missing: wantsNodes %t, concerned by any node %t", missing, c.shared.now().wantsNodes, c.shared.now().concernedBy(other, nil))
+			t.Errorf("%d missing: wantsNodes %t, concerned by any node %t", missing, c.shared.now().wantsNodes,
+				c.shared.now().concernedBy(other, nil))
 		}
 	}
 }
 
-// A controller whose plan has placed all that was missing needs no other nodes; one of which something has not landed may.
+// A controller whose plan has placed all missing pods does not want nodes. If a part of the plan did not land, it may
+// want nodes.
 func TestAControllerWithItsPodsWantsNoNodes(t *testing.T) {
 	t.Parallel()
 	place := reconcile.Change{Action: reconcile.Place, Placement: &pod.Placement{Node: "n1"}}
@@ -45,19 +51,38 @@ func TestAControllerWithItsPodsWantsNoNodes(t *testing.T) {
 		"one has not landed":    {desired: 3, wrote: 1, want: true},
 		"none is known to have": {desired: 3, wrote: 2, err: errors.New("unknown"), want: true},
 	} {
-		u := unitOver(&kit{stops: newStopCounter()}, "web", store.Fence{})
+		u := unitOver(&kit{stops: breaker.NewStops()}, "web", store.Fence{})
 		c, ps := u.known("web"), passOver(u)
 		ps.snapshot = &reconcile.Snapshot{Now: time.Now()}
-		plan := &reconcile.Plan{Status: rc.Status{Desired: try.desired, Placed: 1}, Changes: []reconcile.Change{place, place}}
-		ps.remember(plan, try.wrote, try.err)
+		plan := reconcile.Compute(ps.snapshot)
+		plan.Status, plan.Changes = rc.Status{Desired: try.desired, Placed: 1}, []reconcile.Change{place, place}
+		ps.remember(&plan, try.wrote, try.err)
 		if c.shared.now().wantsNodes != try.want {
 			t.Errorf("%s: wantsNodes %t", name, c.shared.now().wantsNodes)
 		}
 	}
 }
 
-// A controller with a pod on each node is looked at when a node changes that it has a pod on, or that may ask for one; other nodes are
-// none of its business.
+// others are peers with units that wait for a look.
+type others struct {
+	peers
+	wait int
+}
+
+func (o others) waiting() int { return o.wait }
+
+// A pass places all pods that it can, unless other units wait.
+func TestAPassLeavesTimeForUnitsThatWait(t *testing.T) {
+	t.Parallel()
+	for wait, want := range map[int]int{0: math.MaxInt, 1: addsForOthers} {
+		if got := passOver(unitOver(&kit{peers: others{wait: wait}}, "web", store.Fence{})).maxAdds(); got != want {
+			t.Errorf("%d wait: it places %d, want %d", wait, got, want)
+		}
+	}
+}
+
+// If a node changes that has a pod of a controller in each-node mode, or that may need one of its pods, the farm looks
+// at the controller. Other nodes do not concern the controller.
 func TestWhichNodesConcernAControllerOnEachNode(t *testing.T) {
 	t.Parallel()
 	sel, err := rc.ParseSelector("pool=a")
@@ -68,13 +93,16 @@ func TestWhichNodesConcernAControllerOnEachNode(t *testing.T) {
 		return &node.View{Node: node.Node{Labels: map[string]string{"pool": pool}}, Alive: alive, Ops: ops}
 	}
 	views := map[string]*node.View{
-		"with": view("b", true, node.Ops{}), "new": view("a", true, node.Ops{}), "other": view("b", true, node.Ops{}), "dead": view("a", false, node.Ops{}),
-		"cordoned": view("a", true, node.Ops{Unschedulable: true}), "drained": view("a", true, node.Ops{Drain: &node.Drain{}}),
+		"with": view("b", true, node.Ops{}), "new": view("a", true, node.Ops{}), "other": view("b", true, node.Ops{}),
+		"dead":     view("a", false, node.Ops{}),
+		"cordoned": view("a", true, node.Ops{Unschedulable: true}),
+		"drained":  view("a", true, node.Ops{Drain: &node.Drain{}}),
 		"labelled": view("b", true, node.Ops{Labels: map[string]string{"pool": "a"}}),
 	}
 	k := known{nodes: map[string]bool{"with": true}, follows: sel}
 	for name, want := range map[string]bool{
-		"with": true, "new": true, "labelled": true, "other": false, "dead": false, "cordoned": false, "drained": false, "gone": false,
+		"with": true, "new": true, "labelled": true, "other": false, "dead": false, "cordoned": false,
+		"drained": false, "gone": false,
 	} {
 		if got := k.concernedBy(map[string]bool{name: true}, views); got != want {
 			t.Errorf("%s: %t", name, got)

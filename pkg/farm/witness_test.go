@@ -18,14 +18,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// lies has a node say, whatever its preparer writes, that the store went back from an epoch that is made of the present
-// one.
-func (c *cluster) lies(name string, of func(epoch string) string) (stop func()) {
+// falseWitness makes a node report that the store went back from an epoch, which is derived from the present epoch. It
+// reports this again when the preparer writes the record.
+func (c *cluster) falseWitness(name string, of func(epoch string) string) (stop func()) {
 	return c.background(func(ctx context.Context) error {
 		for {
 			schema, err := c.store.Schema.Get(ctx, store.Default)
 			if err == nil {
-				c.says(ctx, name, of(schema.Value.Epoch))
+				c.writeWitness(ctx, name, of(schema.Value.Epoch))
 			}
 			select {
 			case <-time.After(20 * time.Millisecond):
@@ -36,8 +36,9 @@ func (c *cluster) lies(name string, of func(epoch string) string) (stop func()) 
 	})
 }
 
-// says writes the word over the node's record, as whoever has its token can: the preparer keeps the lock.
-func (c *cluster) says(ctx context.Context, name, epoch string) {
+// writeWitness writes that report into the node's record. The node's token is enough for that; the preparer keeps the
+// lock.
+func (c *cluster) writeWitness(ctx context.Context, name, epoch string) {
 	key := c.store.Keys().Nodes.Key(name)
 	pair, err := c.client.Get(ctx, key, consul.Default)
 	if err != nil || pair.Session == "" {
@@ -52,10 +53,11 @@ func (c *cluster) says(ctx context.Context, name, epoch string) {
 	if err != nil {
 		c.t.Error(err)
 	}
-	_, _ = c.client.Commit(ctx, []consul.Op{consul.CAS(key, value, pair.ModifyIndex)}) // the preparer may have been first
+	// refused if the preparer has written first
+	_, _ = c.client.Commit(ctx, []consul.Op{consul.CAS(key, value, pair.ModifyIndex)})
 }
 
-// renewals returns how often the epoch was renewed, and on whose word alone the present one began.
+// renewals returns how often the epoch was renewed, and which sole witness the present epoch has.
 func (c *cluster) renewals() (n int, witness string) {
 	c.t.Helper()
 	audits, corrupt, err := c.store.Audits.List(c.t.Context(), store.Consistent)
@@ -74,28 +76,32 @@ func (c *cluster) renewals() (n int, witness string) {
 	return n, schema.Value.Witness
 }
 
-// What a node says of a store that went back is ignored where it cannot be so: no epoch begins, and all else goes on.
-func TestAWitnessWhoseWordCannotBeSo(t *testing.T) {
+// A node's report that the store went back in time is ignored if it is impossible. Then no epoch begins, and all other
+// work goes on.
+func TestAnImpossibleWitnessIsIgnored(t *testing.T) {
 	t.Parallel()
-	for name, word := range map[string]string{"no ULID": "zz", "the last one": "7" + strings.Repeat("z", 25), "in two days": epochIn(48 * time.Hour)} {
+	for name, word := range map[string]string{
+		"no ULID": "zz", "the last one": "7" + strings.Repeat("z", 25),
+		"in two days": epochIn(48 * time.Hour),
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			for i := range 3 {
 				c.node(fmt.Sprintf("n%d", i), nil, nil)
 			}
-			c.lies("n0", func(string) string { return word })
+			c.falseWitness("n0", func(string) string { return word })
 			consultest.Eventually(t, soon, func() error {
 				rec, err := c.store.Nodes.Get(t.Context(), store.Default, "n0")
 				if err == nil && rec.Value.WentBack != word {
-					err = errors.New("the node has not lied yet")
+					err = errors.New("the node has not made its report yet")
 				}
-				if store.IsCorrupt(err) { // then it is left out, and heeded no more than that
+				if store.IsCorrupt(err) { // an unreadable node is left out
 					err = nil
 				}
 				return err
 			})
-			for round := range 3 { // each farm that starts looks anew
+			for round := range 3 { // each farm that starts checks the witnesses again
 				stop := c.farm(fmt.Sprintf("f%d", round))
 				id := fmt.Sprintf("web%d", round)
 				c.apply(id, testManifest(id, 0), replicas(2))
@@ -115,8 +121,8 @@ func epochIn(d time.Duration) string {
 	return strings.ToLower(id.String())
 }
 
-// A node that says again and again that the store went back has the epoch renewed once: the next time waits for another
-// witness, or for its operators.
+// If one node reports again and again that the store went back in time, the epoch is renewed once. A second renewal
+// waits for another witness, or for the node's operators.
 func TestOneWitnessRenewsOnce(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -127,7 +133,7 @@ func TestOneWitnessRenewsOnce(t *testing.T) {
 	c.farm("f2")
 	c.apply("web", testManifest("web", 0), replicas(2))
 	c.converged("web", 2)
-	c.lies("n0", func(epoch string) string { return epoch })
+	c.falseWitness("n0", func(epoch string) string { return epoch })
 	consultest.Eventually(t, soon, func() error {
 		if n, witness := c.renewals(); n != 1 || witness != "n0" {
 			return fmt.Errorf("renewed %d times, by %q", n, witness)
@@ -135,12 +141,12 @@ func TestOneWitnessRenewsOnce(t *testing.T) {
 		return nil
 	})
 	c.apply("more", testManifest("more", 0), replicas(1))
-	c.condition("more", rc.Holding, true, "node n0 alone says again that the store went back in time")
+	c.condition("more", rc.Holding, true, "node n0 alone reports again that the store went back in time")
 	if n, _ := c.renewals(); n != 1 {
-		t.Fatalf("renewed %d times on the word of one node", n)
+		t.Fatalf("renewed %d times because of one node", n)
 	}
 
-	stop := c.lies("n1", func(epoch string) string { return epoch })
+	stop := c.falseWitness("n1", func(epoch string) string { return epoch })
 	consultest.Eventually(t, soon, func() error {
 		if n, witness := c.renewals(); n < 2 || witness != "" {
 			return fmt.Errorf("with another witness: renewed %d times, by %q", n, witness)
@@ -148,14 +154,16 @@ func TestOneWitnessRenewsOnce(t *testing.T) {
 		return nil
 	})
 	stop()
-	c.says(t.Context(), "n1", "")
-	releases := c.background(func(ctx context.Context) error { // in whichever epoch it will be
+	c.writeWitness(t.Context(), "n1", "")
+	releases := c.background(func(ctx context.Context) error { // whatever the epoch is then
 		for {
 			schema, err := c.store.Schema.Get(ctx, store.Default)
 			ops, opsErr := c.store.NodeOps.Get(ctx, store.Consistent, "n0")
-			if err == nil && (opsErr == nil || errors.Is(opsErr, store.ErrNotFound)) && ops.Value.HoldReleased != schema.Value.Epoch {
+			if err == nil && (opsErr == nil || errors.Is(opsErr, store.ErrNotFound)) &&
+				ops.Value.HoldReleased != schema.Value.Epoch {
 				_ = c.store.Operator.ChangeNode(ctx, store.NodeChange{
-					Ops: node.Ops{Name: "n0", HoldReleased: schema.Value.Epoch}, Index: ops.Index, Audit: store.NewAudit("test", "release-hold", "", nil),
+					Ops: node.Ops{Name: "n0", HoldReleased: schema.Value.Epoch}, Index: ops.Index,
+					Audit: store.NewAudit("test", "release-hold", "", nil),
 				})
 			}
 			select {

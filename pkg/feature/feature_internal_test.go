@@ -28,7 +28,8 @@ func TestTable(t *testing.T) {
 		t.Errorf("without a feature the newest is %s", got)
 	}
 	for gate, want := range map[string]string{
-		Oldest: "early middle late", "0.1.9": "early middle late", "0.2.0": "middle late", "0.3.0-rc.1": "middle late", "0.9.0": "late", "0.10.0": "", "1.0.0": "",
+		Oldest: "early middle late", "0.1.9": "early middle late", "0.2.0": "middle late", "0.3.0-rc.1": "middle late",
+		"0.9.0": "late", "0.10.0": "", "1.0.0": "",
 	} {
 		var names []string
 		for _, f := range known.Waiting(gate) {
@@ -46,11 +47,12 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// The features of this program are in order: each has a name of its own and a version that is a release.
+// Each feature of this program has its own name, and the version of a release.
 func TestKnownFeatures(t *testing.T) {
 	t.Parallel()
 	for i, f := range Known {
-		if f.Name == "" || f.What == "" || !IsVersion(f.Since) || semver.Prerelease("v"+f.Since)+semver.Build("v"+f.Since) != "" || !After(f.Since, Oldest) {
+		if f.Name == "" || f.What == "" || !IsVersion(f.Since) ||
+			semver.Prerelease("v"+f.Since)+semver.Build("v"+f.Since) != "" || !After(f.Since, Oldest) {
 			t.Errorf("feature %d is %+v", i, f)
 		}
 		if slices.ContainsFunc(Known[:i], func(other Feature) bool { return other.Name == f.Name }) {
@@ -64,9 +66,10 @@ func TestEmulated(t *testing.T) {
 	for build, want := range map[string]string{
 		"0.1.0": "0.1.0", "0.2.0": "0.2.0", "0.2.0-rc.1": "0.2.0", "0.9.0+g1d26525": "0.9.0",
 		"0.10.0": "0.10.0", "0.10.1": "0.10.0", "2.0.0": "0.10.0",
-		"0.0.0-dev": "0.10.0", "0.0.0-dev+g1d26525.dirty": "0.10.0", "0.2.1-dev.5+g1d26525": "0.10.0", "0.2.0-rc.1.dev.12": "0.10.0",
-		"0.2.0-device": "0.2.0",
-		"":             "0.10.0", "nonsense": "0.10.0",
+		"0.0.0-dev": "0.10.0", "0.0.0-dev+g1d26525.dirty": "0.10.0", "0.2.1-dev.5+g1d26525": "0.10.0",
+		"0.2.0-rc.1.dev.12": "0.10.0",
+		"0.2.0-device":      "0.2.0",
+		"":                  "0.10.0", "nonsense": "0.10.0",
 	} {
 		if got := known.Emulated(build); got != want {
 			t.Errorf("a build of %q emulates %s, want %s", build, got, want)
@@ -95,7 +98,9 @@ func TestCheckEmulation(t *testing.T) {
 		if (len(errs) == 0) != c.good {
 			t.Errorf("%q with a build of %s: %v", c.version, c.build, errs)
 		}
-		if !c.good && (errs[0].Field != "emulation-version" || !strings.Contains(errs[0].Allowed, " "+known.Emulated(c.build)+",")) {
+		if !c.good &&
+			(errs[0].Field != "emulation-version" ||
+				!strings.Contains(errs[0].Allowed, " "+known.Emulated(c.build)+",")) {
 			t.Errorf("%q: %v", c.version, errs)
 		}
 	}
@@ -105,7 +110,8 @@ func TestVersions(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"1.2.3": "1.2.3", "1.2.3-rc.1+x": "1.2.3-rc.1+x", "0.0.0": Oldest, "0.0.0-dev": Oldest,
-		"": Oldest, "1.2": Oldest, "v1.2.3": Oldest, "1.2.3 ": Oldest, "1.2.3-" + strings.Repeat("x", maxVersion): Oldest,
+		"": Oldest, "1.2": Oldest, "v1.2.3": Oldest, "1.2.3 ": Oldest, "1.2.3-" +
+			strings.Repeat("x", maxVersion): Oldest,
 		"1.2.3-" + strings.Repeat("x", maxVersion-6): "1.2.3-" + strings.Repeat("x", maxVersion-6),
 	} {
 		if got := Counted(text); got != want {
@@ -115,7 +121,12 @@ func TestVersions(t *testing.T) {
 	if !After("1.10.0", "1.9.0") || After("1.9.0", "1.10.0") || After("1.0.0", "1.0.0") {
 		t.Error("numbers are not compared as numbers")
 	}
-	for _, c := range [][3]string{{"0.0.0-dev", "0.10.0", "0.0.0-dev"}, {"1.2.0", "1.1.0", "1.1.0"}, {"1.2.0", "1.2.0", "1.2.0"}, {"1.2.0-rc.1", "1.2.0", "1.2.0-rc.1"}} {
+	for _, c := range [][3]string{
+		{"0.0.0-dev", "0.10.0", "0.0.0-dev"},
+		{"1.2.0", "1.1.0", "1.1.0"},
+		{"1.2.0", "1.2.0", "1.2.0"},
+		{"1.2.0-rc.1", "1.2.0", "1.2.0-rc.1"},
+	} {
 		if got := Candidate(c[0], c[1]); got != c[2] {
 			t.Errorf("a build of %s that emulates %s says %s in elections, want %s", c[0], c[1], got, c[2])
 		}
@@ -156,8 +167,14 @@ func TestNext(t *testing.T) {
 
 func TestBelow(t *testing.T) {
 	t.Parallel()
-	living := []Writer{farmOf("b", "0.2.0"), farmOf("c", "0.3.0"), {Kind: "node", Name: "a", Emulates: "0.2.0"}, {Kind: "node", Name: "z"}, farmOf("a", "0.2.0")}
-	if got, want := Names(Below("0.3.0", living)), "node z (version not known, from before the gate), farm a (version 0.2.0), farm b (version 0.2.0), node a (version not known, emulates 0.2.0)"; got != want {
+	living := []Writer{
+		farmOf("b", "0.2.0"), farmOf("c", "0.3.0"),
+		{Kind: "node", Name: "a", Emulates: "0.2.0"},
+		{Kind: "node", Name: "z"},
+		farmOf("a", "0.2.0"),
+	}
+	if got, want := Names(Below("0.3.0", living)), "node z (version not known, from before the gate), farm a "+
+		"(version 0.2.0), farm b (version 0.2.0), node a (version not known, emulates 0.2.0)"; got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
 	if got := Below("0.2.0", living); len(got) != 1 || got[0].Name != "z" {
@@ -178,17 +195,22 @@ func TestBelow(t *testing.T) {
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	closed := &ClosedError{Need: Need{known[1], "spread"}, Gate: "0.1.0"}
-	if got := closed.Error(); got != "spread needs version 0.2.0 (feature early), and the cluster's gate is 0.1.0; nothing was written; the leader of the farms raises it once all farms and nodes that live are of that version" {
+	if got := closed.Error(); got != "spread needs version 0.2.0 (feature early), and the cluster's gate is 0.1.0; "+
+		"nothing was written; the leader of the farms raises it once all farms and nodes that live are of "+
+		"that version" {
 		t.Error(got)
 	}
-	if got := (&ClosedError{Need: Need{Feature: known[1]}, Gate: "0.1.0"}).Error(); !strings.HasPrefix(got, "the record needs") {
+	if got := (&ClosedError{Need: Need{Feature: known[1]}, Gate: "0.1.0"}).Error(); !strings.HasPrefix(got,
+		"the record needs") {
 		t.Error(got)
 	}
 	closed.Behind = []Writer{farmOf("f1", "0.1.0"), {Kind: "node", Name: "n1", Version: "0.3.0", Emulates: "0.1.0"}}
-	if got := closed.Error(); !strings.HasSuffix(got, "held back by farm f1 (version 0.1.0), node n1 (version 0.3.0, emulates 0.1.0): upgrade that") {
+	if got := closed.Error(); !strings.HasSuffix(got,
+		"held back by farm f1 (version 0.1.0), node n1 (version 0.3.0, emulates 0.1.0): upgrade that") {
 		t.Error(got)
 	}
-	if got := (&BehindError{Emulates: "0.1.0", Gate: "0.2.0"}).Error(); !strings.Contains(got, "version 0.1.0") || !strings.Contains(got, "upgrade it to 0.2.0") {
+	if got := (&BehindError{Emulates: "0.1.0", Gate: "0.2.0"}).Error(); !strings.Contains(got, "version 0.1.0") ||
+		!strings.Contains(got, "upgrade it to 0.2.0") {
 		t.Error(got)
 	}
 }
@@ -227,11 +249,17 @@ func TestNeedOf(t *testing.T) {
 		record any
 		want   Need
 	}{
-		"nothing is set":        {record{}, Need{}},
-		"fields of all":         {&record{Plain: "x", Labels: map[string]string{"a": "b"}, At: time.Now(), Odd: "x"}, Need{}},
-		"a text":                {record{Early: "x"}, Need{known[1], "early"}},
-		"a pointer to zero":     {record{Count: &zero}, Need{known[2], "count"}},
-		"the newest":            {record{Early: "x", Count: &zero, Parts: []part{{}, {Late: true}}}, Need{known[0], "parts.late"}},
+		"nothing is set": {record{}, Need{}},
+		"fields of all": {
+			&record{Plain: "x", Labels: map[string]string{"a": "b"}, At: time.Now(), Odd: "x"},
+			Need{},
+		},
+		"a text":            {record{Early: "x"}, Need{known[1], "early"}},
+		"a pointer to zero": {record{Count: &zero}, Need{known[2], "count"}},
+		"the newest": {
+			record{Early: "x", Count: &zero, Parts: []part{{}, {Late: true}}},
+			Need{known[0], "parts.late"},
+		},
 		"the newest comes last": {record{Early: "x", Kind: &kind{}}, Need{known[2], "kind"}},
 		"the newest is first":   {record{Count: &zero, Next: &record{Early: "x"}}, Need{known[2], "count"}},
 		"in a map":              {&record{ByName: map[string]*part{"a": {Late: true}}}, Need{known[0], "by_name.late"}},
@@ -253,7 +281,8 @@ func TestNeedOf(t *testing.T) {
 			t.Errorf("%s: zero is %t", name, got.Zero())
 		}
 	}
-	if need := (Need{Feature: known[1]}); need.Allowed("0.1.0") || !need.Allowed("0.2.0") || !need.Allowed("0.3.0") || !(Need{}).Allowed(Oldest) {
+	if need := (Need{Feature: known[1]}); need.Allowed("0.1.0") || !need.Allowed("0.2.0") || !need.Allowed("0.3.0") ||
+		!(Need{}).Allowed(Oldest) {
 		t.Error("a gate allows what is newer, or does not allow what is not")
 	}
 	if need := NeedOf(record{Early: "x"}); Known.Named("early") == nil && !need.Zero() {
@@ -278,7 +307,8 @@ func TestWithout(t *testing.T) {
 	} {
 		r := full()
 		known.without(gate, reflect.ValueOf(r))
-		if got := fmt.Sprint(r.Plain, " ", r.Early, " ", r.Count != nil, " ", r.Parts[0].Late, " ", r.Next.Early, " ", r.Odd, r.Inner); got != want {
+		if got := fmt.Sprint(r.Plain, " ", r.Early, " ", r.Count != nil, " ", r.Parts[0].Late, " ", r.Next.Early, " ",
+			r.Odd, r.Inner); got != want {
 			t.Errorf("under %s it is %q, want %q", gate, got, want)
 		}
 		if need := known.needOf(r); !need.Allowed(gate) {
@@ -288,7 +318,7 @@ func TestWithout(t *testing.T) {
 	direct := record{}
 	direct.ByName = map[string]*part{"a": {Late: true}}
 	values := map[string]part{"a": {Late: true}}
-	known.without("0.1.0", reflect.ValueOf(&values)) // cannot be changed there
+	known.without("0.1.0", reflect.ValueOf(&values)) // values in a map cannot be changed
 	if known.needOf(values).Zero() {
 		t.Error("what is left needs nothing")
 	}
@@ -315,25 +345,26 @@ func TestLookout(t *testing.T) {
 	}{
 		{0, "0.1.0", old, ""},
 		{60, "0.1.0", old, ""},
-		{61, "0.1.0", late, ""},      // begins
+		{61, "0.1.0", late, ""},      // the wait begins
 		{70, "0.1.0", late, ""},      // not long enough
 		{71, "0.1.0", late, "0.3.0"}, // ten seconds later
 		{72, "0.1.0", late, "0.3.0"}, // the write has failed
 		{73, "0.3.0", late, ""},      // done
 		{99, "0.3.0", old, ""},       // it never goes back
-		{100, "0.1.0", mid, ""},      // the store went back: begins
-		{105, "0.1.0", late, ""},     // all allow more: at first what they have allowed all the time
+		{100, "0.1.0", mid, ""},      // the store went back: the wait begins
+		{105, "0.1.0", late, ""},     // all allow more; first comes the version that they have allowed all the time
 		{110, "0.1.0", late, "0.2.0"},
-		{111, "0.2.0", late, ""}, // begins anew for more
+		{111, "0.2.0", late, ""}, // the wait begins again for the higher version
 		{120, "0.2.0", late, ""},
 		{121, "0.2.0", late, "0.3.0"},
 		{122, "0.2.0", mid, ""}, // an older one came back in time
 		{123, "0.2.0", late, ""},
 		{133, "0.2.0", late, "0.3.0"},
-		{200, "0.2.0", nil, ""}, // nobody is seen
+		{200, "0.2.0", nil, ""}, // no writer is seen
 		{201, "0.2.0", late, ""},
 	} {
-		if got := l.Raise(start.Add(time.Duration(step.after)*time.Second), step.gate, step.living, 10*time.Second); got != step.want {
+		if got := l.Raise(start.Add(time.Duration(step.after)*time.Second), step.gate, step.living,
+			10*time.Second); got != step.want {
 			t.Errorf("step %d, after %d s: %q, want %q", i, step.after, got, step.want)
 		}
 	}

@@ -6,22 +6,22 @@ import (
 	"sync"
 )
 
-// Tag is the key of the tag by which a field of a record names its feature. On a blank field it is about the kind of record.
+// Tag is the struct tag with the feature of a field or, on a blank field, of the kind of record.
 const Tag = "feature"
 
-// Need is what a record needs of the gate; the zero Need is nothing.
+// Need is the feature that the gate must allow. The zero Need means no feature.
 type Need struct {
 	Feature
-	Field string // path of the field that needs it, by the names of JSON
+	Field string // path of the field with the feature, with JSON names
 }
 
 // Zero reports whether nothing is needed.
 func (n Need) Zero() bool { return n.Since == "" }
 
-// Allowed reports whether a gate allows it.
+// Allowed reports whether a gate allows the feature.
 func (n Need) Allowed(gate string) bool { return n.Zero() || !After(n.Since, gate) }
 
-// NeedOf returns the newest of the features that are set in a record.
+// NeedOf returns the newest feature of the fields that are set in a record.
 func NeedOf(record any) Need { return Known.needOf(record) }
 
 func (t Table) needOf(record any) (need Need) {
@@ -33,8 +33,8 @@ func (t Table) needOf(record any) (need Need) {
 	return need
 }
 
-// Without takes out of a record, which shares nothing with others, what a gate does not allow. What is in a map stays, and a kind of record as a
-// whole: whoever writes it asks NeedOf.
+// Without clears the fields of a record that a gate forbids, but no values in a map. The record must share no memory
+// with others. If the whole kind of record is a feature, the writer must use NeedOf.
 func Without[T any](gate string, record *T) { Known.without(gate, reflect.ValueOf(record)) }
 
 func (t Table) without(gate string, record reflect.Value) {
@@ -45,15 +45,15 @@ func (t Table) without(gate string, record reflect.Value) {
 	})
 }
 
-// each visits all that is set in v and has a feature; the feature of a kind of record comes without a value. A name that is not in the
-// table is nobody's feature: a test keeps records from having any.
+// each visits all set fields in v that have a feature. For the feature of a kind of record the value is invalid. It
+// skips features that are not in the table, which a test rules out.
 func (t Table) each(v reflect.Value, path string, visit func(f *Feature, path string, v reflect.Value)) {
 	if !v.IsValid() || !hasFeatures(v.Type()) {
 		return
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		t.each(v.Elem(), path, visit) // of nil: not valid
+		t.each(v.Elem(), path, visit) // not valid if nil
 	case reflect.Slice:
 		for i := range v.Len() {
 			t.each(v.Index(i), path, visit)
@@ -85,7 +85,7 @@ func (t Table) eachField(v reflect.Value, path string, visit func(f *Feature, pa
 	}
 }
 
-// joined is the path of a field by its name in JSON. What is embedded has none.
+// An embedded struct adds nothing to the path.
 func joined(path string, of reflect.StructField) string {
 	name, _, _ := strings.Cut(of.Tag.Get("json"), ",")
 	switch {
@@ -99,11 +99,10 @@ func joined(path string, of reflect.StructField) string {
 }
 
 var (
-	planned sync.Map // by struct type: the indices of the fields to look at
+	planned sync.Map // by struct type: the indices of the fields to visit
 	without sync.Map // by type: whether it has no feature
 )
 
-// plannedFields returns the fields of a struct that have a feature, or something with one in them.
 func plannedFields(typ reflect.Type) []int {
 	if known, ok := planned.Load(typ); ok {
 		return known.([]int)
@@ -118,7 +117,7 @@ func plannedFields(typ reflect.Type) []int {
 	return plan
 }
 
-// hasFeatures reports whether a type has a field with a feature anywhere in it. Most have none, and are not looked into.
+// Most types have no features, and are skipped.
 func hasFeatures(typ reflect.Type) bool {
 	if none, ok := without.Load(typ); ok {
 		return !none.(bool)

@@ -1,7 +1,6 @@
 package field
 
-// Bounds of one pod, which documents and stored records share. What is bounded in documents alone has its bounds in
-// manifest and rc.
+// Bounds of one pod.
 const (
 	MaxLaunchables = 16
 	MaxPorts       = 32

@@ -12,13 +12,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// What loops find is what the patterns say that users are shown.
-func TestNamesAreWhatThePatternSays(t *testing.T) {
+// IsName and IsULID accept the same texts as the patterns that are shown to users.
+func TestNamesMatchTheirPattern(t *testing.T) {
 	t.Parallel()
 	name, id := regexp.MustCompile(field.NamePattern), regexp.MustCompile(`^[0-7][0-9a-hjkmnp-tv-z]{25}$`)
 	letters := rapid.OneOf(rapid.SampledFrom([]rune("abiloz0789-_.A \u00e4\x00")), rapid.Rune())
 	rapid.Check(t, func(t *rapid.T) {
-		text := rapid.OneOf(rapid.StringOfN(letters, 0, 70, -1), rapid.StringMatching(`[0-9a-z]{25,27}`)).Draw(t, "text")
+		text := rapid.OneOf(rapid.StringOfN(letters, 0, 70, -1),
+			rapid.StringMatching(`[0-9a-z]{25,27}`)).Draw(t, "text")
 		if got, want := field.IsName(text), len(text) <= field.MaxName && name.MatchString(text); got != want {
 			t.Fatalf("%q is a name: %t, want %t", text, got, want)
 		}
@@ -28,7 +29,7 @@ func TestNamesAreWhatThePatternSays(t *testing.T) {
 	})
 }
 
-// Bounds belong to what is allowed, and a mistake names field, value and what is allowed.
+// A value that is equal to a bound is allowed. A mistake names field, value and what is allowed.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	var errs field.Errors
@@ -50,7 +51,8 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%q is missing in %v", want, errs)
 		}
 	}
-	if got := field.Sum(math.MaxInt64-1, 2); got != math.MaxInt64 || field.Sum(2, 3) != 5 || field.Sum(math.MaxInt64, math.MaxInt64) != math.MaxInt64 {
+	if got := field.Sum(math.MaxInt64-1, 2); got != math.MaxInt64 || field.Sum(2, 3) != 5 ||
+		field.Sum(math.MaxInt64, math.MaxInt64) != math.MaxInt64 {
 		t.Errorf("the sum is %d", got)
 	}
 }

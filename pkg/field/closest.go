@@ -1,7 +1,6 @@
 package field
 
-// Closest returns the word that somebody may have meant who typed another: the one with the fewest letters that are
-// wrong, missing, in excess or swapped with the next, the first of several. It is empty where none is close.
+// Closest returns the first known word with the smallest distance to the typed word, or "" if none is close.
 func Closest(typed string, known []string) string {
 	best, least := "", 1
 	if len(typed) > 4 {
@@ -15,8 +14,7 @@ func Closest(typed string, known []string) string {
 	return best
 }
 
-// slips counts the letters that are wrong, missing, in excess or swapped between two words: their optimal string
-// alignment distance.
+// slips returns the optimal string alignment distance: how many letters are wrong, missing, in excess, or swapped.
 func slips(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {

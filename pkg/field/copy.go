@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Copy returns a value that shares nothing with v that could change. v is a record: of pointers, slices, maps to plain values, and plain values.
+// Copy returns a deep copy of a record, which must consist of pointers, slices, maps of plain values, and plain values.
 func Copy[T any](v T) T {
 	unshare(reflect.ValueOf(&v).Elem())
 	return v
@@ -14,7 +14,6 @@ func Copy[T any](v T) T {
 
 var timeType = reflect.TypeFor[time.Time]()
 
-// unshare gives a value that was copied as it is its own of everything that it refers to.
 func unshare(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -30,7 +29,7 @@ func unshare(v reflect.Value) {
 			reflect.Copy(own, v)
 			v.Set(own)
 			if k := v.Type().Elem().Kind(); k < reflect.Array || k == reflect.String {
-				return // bytes, numbers and texts were copied as they are
+				return // bytes, numbers and texts are copied already
 			}
 			for i := range own.Len() {
 				unshare(own.Index(i))
@@ -38,7 +37,7 @@ func unshare(v reflect.Value) {
 		}
 	case reflect.Map:
 		if texts, ok := v.Addr().Interface().(*map[string]string); ok {
-			*texts = maps.Clone(*texts) // most of all maps, without reflection
+			*texts = maps.Clone(*texts) // the most frequent kind of map, without reflection
 		} else if !v.IsNil() {
 			own := reflect.MakeMapWithSize(v.Type(), v.Len())
 			for it := v.MapRange(); it.Next(); {
@@ -48,10 +47,10 @@ func unshare(v reflect.Value) {
 		}
 	case reflect.Struct:
 		if v.Type() != timeType {
-			for i := range v.NumField() { //nolint:modernize // Fields describes each of them besides, which takes longer than all of this
+			for i := range v.NumField() { //nolint:modernize // v.Fields also describes each field, which takes longer
 				unshare(v.Field(i))
 			}
 		}
-	default: // it was copied as it is
+	default: // copied already
 	}
 }

@@ -27,12 +27,15 @@ func full() record {
 	at, n := time.Unix(1, 0), 3
 	inner := record{Name: "inner", Labels: map[string]string{"a": "b"}, Groups: []group{{}}}
 	return record{
-		Name: "outer", At: &at, Labels: map[string]string{"c": "d"}, Groups: []group{{&n, map[string]int{"http": 80}}, {}}, Ends: []time.Time{at}, Inner: &inner,
+		Name: "outer", At: &at, Labels: map[string]string{"c": "d"}, Groups: []group{
+			{&n, map[string]int{"http": 80}},
+			{},
+		}, Ends: []time.Time{at}, Inner: &inner,
 		Text: []byte("text"),
 	}
 }
 
-// Whatever is done to a copy, the original stays as it is.
+// Changes of a copy do not change the original.
 func TestACopySharesNothing(t *testing.T) {
 	t.Parallel()
 	was := full()
@@ -49,10 +52,13 @@ func TestACopySharesNothing(t *testing.T) {
 	}
 }
 
-// Nothing becomes something, or the other way round: records are compared.
+// In a copy, nil stays nil, and an empty map or list stays empty, because records are compared.
 func TestACopyKeepsWhatIsEmpty(t *testing.T) {
 	t.Parallel()
-	for _, r := range []record{{}, {Labels: map[string]string{}, Groups: []group{}, Text: []byte{}, Ends: []time.Time{}}} {
+	for _, r := range []record{
+		{},
+		{Labels: map[string]string{}, Groups: []group{}, Text: []byte{}, Ends: []time.Time{}},
+	} {
 		if got := field.Copy(r); !reflect.DeepEqual(got, r) {
 			t.Errorf("%#v became %#v", r, got)
 		}

@@ -12,16 +12,14 @@ import (
 	"strings"
 )
 
-// Decode reads one strict JSON document into the struct that into points to. Unknown and repeated fields, wrong types
-// and values that a field's own UnmarshalJSON refuses come back as Errors, all of them at once. Text that is no JSON at
-// all comes back as a plain error.
+// Decode reads one strict JSON document into a struct. It returns, as Errors, all fields that are unknown or repeated,
+// have a wrong type, or whose UnmarshalJSON refuses the value.
 func Decode(data []byte, into any) error {
 	var errs Errors
 	walk(json.NewDecoder(bytes.NewReader(data)), "", &errs)
 	return decode(data, into, errs)
 }
 
-// decode reads a document into a struct, unless something was or is wrong with it.
 func decode(data []byte, into any, errs Errors) error {
 	doc, err := parse(data)
 	if err != nil {
@@ -37,7 +35,7 @@ func decode(data []byte, into any, errs Errors) error {
 	return nil
 }
 
-// parse reads one document, and nothing after it.
+// If text follows the document, parse returns an error.
 func parse(data []byte) (doc any, err error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
@@ -50,7 +48,7 @@ func parse(data []byte) (doc any, err error) {
 	return doc, nil
 }
 
-// Read decodes one strict JSON document and validates it. Mistakes come back as Errors.
+// Read decodes one strict JSON document and validates it.
 func Read[T any, P interface {
 	*T
 	Validate() Errors
@@ -65,8 +63,7 @@ func Read[T any, P interface {
 	return read, nil
 }
 
-// walk records keys that occur twice in one map. encoding/json keeps the last of them without a word, so the tokens of a valid document are
-// walked once more.
+// walk finds keys that occur twice in one map, because encoding/json keeps the last of them without an error.
 func walk(dec *json.Decoder, path string, errs *Errors) {
 	token, err := dec.Token()
 	if err != nil {
@@ -87,7 +84,7 @@ func walk(dec *json.Decoder, path string, errs *Errors) {
 			seen[key] = true
 			walk(dec, Join(path, key), errs)
 		}
-		_, _ = dec.Token() // the closing brace of valid JSON
+		_, _ = dec.Token() // the closing brace, if the JSON is valid
 	case json.Delim('['):
 		for i := 0; dec.More(); i++ {
 			walk(dec, fmt.Sprintf("%s[%d]", path, i), errs)
@@ -98,7 +95,6 @@ func walk(dec *json.Decoder, path string, errs *Errors) {
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
 
-// check compares a decoded value with the Go type it is meant for and records every difference.
 func check(value any, want reflect.Type, path string, errs *Errors) {
 	if reflect.PointerTo(want).Implements(unmarshaler) {
 		raw, err := json.Marshal(value)
@@ -184,7 +180,7 @@ func checkScalar(value any, want reflect.Type, path string, errs *Errors) {
 	}
 }
 
-// stringAllowed hints at quotes where YAML took a bare word for something else.
+// YAML reads some strings without quotes as numbers or booleans.
 func stringAllowed(value any) string {
 	switch value.(type) {
 	case bool, json.Number:
@@ -194,7 +190,7 @@ func stringAllowed(value any) string {
 	}
 }
 
-// KindOf says what a value is, with the value itself where it is short enough to help.
+// KindOf names the kind of a value, with the value itself if it is short.
 func KindOf(value any) any {
 	switch v := value.(type) {
 	case nil:
@@ -210,7 +206,7 @@ func KindOf(value any) any {
 	}
 }
 
-// fieldTypes maps the JSON names of a struct, embedded structs included, to the types of their fields.
+// fieldTypes includes the fields of embedded structs, by JSON name.
 func fieldTypes(t reflect.Type) map[string]reflect.Type {
 	types := make(map[string]reflect.Type, t.NumField())
 	for f := range t.Fields() {

@@ -39,29 +39,71 @@ type Embedded struct {
 
 func TestDecodeErrors(t *testing.T) {
 	for _, tt := range []struct{ name, in, want string }{
-		{"unknown field", `{"nope": 1}`, `nope: unknown field; allowed: Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`},
-		{"hidden field", `{"Hidden": "x"}`, `Hidden: unknown field; allowed: Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`},
-		{"case matters", `{"Count": 1}`, `Count: unknown field; allowed: Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`},
-		{"unknown field in a list", `{"parts": [{"name": "a"}, {"nam": "b"}]}`, `parts[1].nam: unknown field; allowed: name, wait`},
+		{
+			"unknown field", `{"nope": 1}`,
+			`nope: unknown field; allowed: Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`,
+		},
+		{
+			"hidden field", `{"Hidden": "x"}`,
+			`Hidden: unknown field; allowed: Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`,
+		},
+		{
+			"case matters", `{"Count": 1}`,
+			`Count: unknown field; allowed: Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`,
+		},
+		{
+			"unknown field in a list", `{"parts": [{"name": "a"}, {"nam": "b"}]}`,
+			`parts[1].nam: unknown field; allowed: name, wait`,
+		},
 		{"string for a number", `{"count": "3"}`, `count: "3" is not valid; allowed: a whole number`},
 		{"fraction", `{"count": 1.5}`, `count: 1.5 is not valid; allowed: a whole number that fits int`},
 		{"too large", `{"small": 300}`, `small: 300 is not valid; allowed: a whole number that fits int8`},
 		{"number for a string", `{"text": 5}`, `text: the number 5 is not valid; allowed: a string; put it in quotes`},
-		{"word that YAML reads as a truth", `{"text": true}`, `text: true is not valid; allowed: a string; put it in quotes`},
+		{
+			"word that YAML reads as a truth", `{"text": true}`,
+			`text: true is not valid; allowed: a string; put it in quotes`,
+		},
 		{"null for a string", `{"text": null}`, `text: null is not valid; allowed: a string`},
 		{"string for a truth", `{"on": "yes"}`, `on: "yes" is not valid; allowed: true or false`},
 		{"map for a list", `{"parts": {}}`, `parts: a map is not valid; allowed: a list`},
 		{"list for a map", `{"labels": []}`, `labels: a list is not valid; allowed: a map`},
-		{"list for an object", `{"parts": [[]]}`, `parts[0]: a list is not valid; allowed: a map with the fields name, wait`},
-		{"wrong type in a map", `{"labels": {"a": "x", "b": 1}}`, `labels.b: the number 1 is not valid; allowed: a string; put it in quotes`},
-		{"top level", `[]`, `document: a list is not valid; allowed: a map with the fields Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`},
-		{"null document", `null`, `document: null is not valid; allowed: a map with the fields Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`},
+		{
+			"list for an object", `{"parts": [[]]}`,
+			`parts[0]: a list is not valid; allowed: a map with the fields name, wait`,
+		},
+		{
+			"wrong type in a map", `{"labels": {"a": "x", "b": 1}}`,
+			`labels.b: the number 1 is not valid; allowed: a string; put it in quotes`,
+		},
+		{
+			"top level", `[]`,
+			`document: a list is not valid; allowed: a map with the fields Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`,
+		},
+		{
+			"null document", `null`,
+			`document: null is not valid; allowed: a map with the fields Plain, any, count, kind, labels, maybe, on, parts, small, text, wait`,
+		},
 		{"repeated key", `{"count": 1, "count": 2}`, `count: a second time is not valid; allowed: each key once`},
-		{"repeated key below", `{"parts": [{"name": "a", "name": "a"}]}`, `parts[0].name: a second time is not valid; allowed: each key once`},
-		{"duration without unit", `{"wait": 5}`, `wait: 5 is not valid; allowed: a length of time with a unit, zero or more, such as "500ms", "30s" or "10m"`},
-		{"negative duration", `{"parts": [{"wait": "-1s"}]}`, `parts[0].wait: "-1s" is not valid; allowed: a length of time with a unit, zero or more, such as "500ms", "30s" or "10m"`},
-		{"null duration", `{"wait": null}`, `wait: null is not valid; allowed: a length of time with a unit, zero or more, such as "500ms", "30s" or "10m"`},
-		{"control characters in a key", `{"labels": {"a\u001b[31m": 1}}`, `"labels.a\x1b[31m": the number 1 is not valid; allowed: a string; put it in quotes`},
+		{
+			"repeated key below", `{"parts": [{"name": "a", "name": "a"}]}`,
+			`parts[0].name: a second time is not valid; allowed: each key once`,
+		},
+		{
+			"duration without unit", `{"wait": 5}`,
+			`wait: 5 is not valid; allowed: a length of time with a unit, zero or more, such as "500ms", "30s" or "10m"`,
+		},
+		{
+			"negative duration", `{"parts": [{"wait": "-1s"}]}`,
+			`parts[0].wait: "-1s" is not valid; allowed: a length of time with a unit, zero or more, such as "500ms", "30s" or "10m"`,
+		},
+		{
+			"null duration", `{"wait": null}`,
+			`wait: null is not valid; allowed: a length of time with a unit, zero or more, such as "500ms", "30s" or "10m"`,
+		},
+		{
+			"control characters in a key", `{"labels": {"a\u001b[31m": 1}}`,
+			`"labels.a\x1b[31m": the number 1 is not valid; allowed: a string; put it in quotes`,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var d doc
@@ -107,7 +149,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// Whatever valid JSON says, decoding it ends without a panic, and what is accepted can be encoded and accepted again.
+// Decode does not panic for any valid JSON. If it accepts a document, it also accepts the JSON of the result.
 func TestDecodeAnyJSON(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		data, err := json.Marshal(anyJSON(3).Draw(t, "value"))

@@ -1,5 +1,4 @@
-// Package field reads what people write: it decodes JSON strictly and reports every mistake with the path of the
-// field, the value found there and what is allowed instead.
+// Package field decodes JSON of users strictly, and returns all mistakes with field, value and what is allowed.
 package field
 
 import (
@@ -14,18 +13,17 @@ import (
 // Error is one mistake in one field.
 type Error struct {
 	Field   string // path from the top of the document, such as pod.ports[0].port
-	Value   any    // what was found; nil when the field is missing
-	Allowed string // what would have been accepted, as a phrase
+	Value   any    // the wrong value; nil if the field is missing
+	Allowed string // what is allowed, as a phrase
 }
 
-// Text is the value of an Error that describes what was found instead of repeating it, such as "a list". It is shown
-// without quotes.
+// Text describes a value, such as "a list", and is shown without quotes.
 type Text string
 
-// unknownField is the value of an Error about a field that the document should not have.
+// unknownField is the value of a field that the document should not have.
 type unknownField struct{}
 
-// Error renders the mistake on one line: field, value, what is allowed.
+// Error names field, value and what is allowed, on one line.
 func (e *Error) Error() string {
 	path := OneLine(cmp.Or(e.Field, "document"))
 	if _, ok := e.Value.(unknownField); ok {
@@ -37,13 +35,13 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s is not valid; allowed: %s", path, show(e.Value), e.Allowed)
 }
 
-// How many bytes of a bad value, and of a path that holds keys of the user's making, an error repeats.
+// How many bytes of a wrong value, and of a path with a user's keys, an error shows.
 const (
 	maxShown     = 80
 	maxShownPath = 200
 )
 
-// show renders a value on one line: what a user wrote in quotes, so that nothing in it can act on a terminal.
+// A user's text is in quotes and escaped, because it must not control a terminal.
 func show(v any) string {
 	if str, ok := v.(string); ok {
 		return strconv.Quote(shorten(str, maxShown))
@@ -51,7 +49,7 @@ func show(v any) string {
 	return shorten(fmt.Sprint(v), maxShown)
 }
 
-// OneLine renders a path or a name on one line. Only one with odd characters is quoted.
+// OneLine puts a path or a name in quotes only if it has characters that cannot be printed.
 func OneLine(path string) string {
 	path = shorten(path, maxShownPath)
 	if strings.ContainsFunc(path, func(r rune) bool { return !unicode.IsPrint(r) }) {
@@ -74,24 +72,24 @@ func shorten(s string, most int) string {
 // Errors collects mistakes, so that one run reports all of them.
 type Errors []*Error
 
-// Add records that the field holds a value that is not allowed.
+// Add adds a mistake: the value is not allowed.
 func (es *Errors) Add(field string, value any, allowed string) {
 	*es = append(*es, &Error{Field: field, Value: value, Allowed: allowed})
 }
 
-// Missing records that a required field is absent or empty.
+// Missing adds a mistake: a required field is absent or empty.
 func (es *Errors) Missing(field, allowed string) {
 	*es = append(*es, &Error{Field: field, Allowed: allowed})
 }
 
-// Nest records the mistakes of a part of the document below the given path.
+// Nest adds the mistakes of a part of the document, which has this path.
 func (es *Errors) Nest(path string, inner Errors) {
 	for _, e := range inner {
 		*es = append(*es, &Error{Field: Join(path, e.Field), Value: e.Value, Allowed: e.Allowed})
 	}
 }
 
-// Err returns the collection as an error, nil when it is empty.
+// Err returns nil if the collection is empty.
 func (es Errors) Err() error {
 	if len(es) == 0 {
 		return nil
@@ -99,10 +97,10 @@ func (es Errors) Err() error {
 	return es
 }
 
-// maxMistakes is how many mistakes are rendered. A document may have as many as it has bytes.
+// maxMistakes bounds how many mistakes are shown.
 const maxMistakes = 100
 
-// Error renders one mistake per line, and how many more there are.
+// Error returns one mistake on each line.
 func (es Errors) Error() string {
 	lines := make([]string, min(len(es), maxMistakes))
 	for i := range lines {

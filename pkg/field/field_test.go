@@ -21,7 +21,10 @@ func TestErrorText(t *testing.T) {
 		{field.Error{Field: "a", Value: 7, Allowed: "x"}, `a: 7 is not valid; allowed: x`},
 		{field.Error{Field: "a", Value: "q\n\x1b", Allowed: "x"}, `a: "q\n\x1b" is not valid; allowed: x`},
 		{field.Error{Field: "a", Value: field.Text("a list"), Allowed: "x"}, `a: a list is not valid; allowed: x`},
-		{field.Error{Field: "a", Value: long, Allowed: "x"}, `a: "` + strings.Repeat("ä", 40) + `..." is not valid; allowed: x`},
+		{
+			field.Error{Field: "a", Value: long, Allowed: "x"},
+			`a: "` + strings.Repeat("ä", 40) + `..." is not valid; allowed: x`,
+		},
 		{field.Error{Value: 7, Allowed: "x"}, `document: 7 is not valid; allowed: x`},
 	} {
 		if got := tt.err.Error(); got != tt.want {
@@ -60,7 +63,8 @@ func TestErrors(t *testing.T) {
 func TestCheckName(t *testing.T) {
 	for name, ok := range map[string]bool{
 		"a": true, "a1-b": true, "0": true, strings.Repeat("a", field.MaxName): true,
-		"": false, "A": false, "-a": false, "a-": false, "a.b": false, "a_b": false, "ä": false, "a\n": false, "a/b": false,
+		"": false, "A": false, "-a": false, "a-": false, "a.b": false, "a_b": false, "ä": false,
+		"a\n": false, "a/b": false,
 		strings.Repeat("a", field.MaxName+1): false,
 	} {
 		var errs field.Errors
@@ -100,6 +104,20 @@ func TestMerge(t *testing.T) {
 	}
 	if none := field.Merge[int](nil); none == nil || len(none) > 0 {
 		t.Error(none)
+	}
+}
+
+func TestWithout(t *testing.T) {
+	t.Parallel()
+	items := []string{"a", "b", "a", "c"}
+	for _, tt := range []struct{ some, want []string }{
+		{nil, items},
+		{[]string{"a", "d"}, []string{"b", "c"}},
+		{items, []string{}},
+	} {
+		if diff := cmp.Diff(tt.want, field.Without(items, tt.some)); diff != "" || len(items) != 4 || items[1] != "b" {
+			t.Error(tt.some, diff, items)
+		}
 	}
 }
 

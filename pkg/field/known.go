@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// DecodeKnown reads one JSON document as Decode does, but for what the struct does not have: that is ignored, also where a name
-// differs from one of the struct's in case alone, which encoding/json would take for it. Null stands for a field that is left out, where it may be and is no number.
+// DecodeKnown is Decode, but ignores fields that the struct does not have, even if encoding/json would accept the name
+// in another case. Null means a missing field, if it has omitempty and is a pointer, slice, map or string.
 func DecodeKnown(data []byte, into any) error {
 	if _, err := parse(data); err != nil {
 		return err
@@ -19,7 +19,8 @@ func DecodeKnown(data []byte, into any) error {
 	return decode(known(data, reflect.TypeOf(into).Elem(), "", &errs), into, errs)
 }
 
-// known returns a valid document without what a type does not have, and records fields that it has twice. What is not of that type it leaves as it is, for check.
+// known removes the fields that a type does not have, and adds fields that occur twice to errs. It keeps values of a
+// wrong type for check.
 func known(data json.RawMessage, want reflect.Type, path string, errs *Errors) json.RawMessage {
 	if reflect.PointerTo(want).Implements(unmarshaler) {
 		return data
@@ -44,12 +45,12 @@ func known(data json.RawMessage, want reflect.Type, path string, errs *Errors) j
 	}
 	again, err := json.Marshal(kept)
 	if err != nil {
-		return data // cannot be: it is made of valid documents
+		return data // impossible, because kept consists of valid documents
 	}
 	return again
 }
 
-// knownFields returns the fields of a map that a struct has. What is no map comes back as it is.
+// If data is not a map, knownFields returns data.
 func knownFields(data json.RawMessage, want reflect.Type, path string, errs *Errors) any {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if token, err := dec.Token(); err != nil || token != json.Delim('{') {
@@ -82,7 +83,7 @@ func knownFields(data json.RawMessage, want reflect.Type, path string, errs *Err
 	return fields
 }
 
-// nullable are the fields of a struct for which null says that they are left out.
+// nullable returns the fields of a struct for which null means missing.
 func nullable(t reflect.Type) map[string]bool {
 	names := map[string]bool{}
 	for f := range t.Fields() {

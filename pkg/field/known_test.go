@@ -24,16 +24,19 @@ type outer struct {
 	Count int     `json:"count,omitempty"`
 }
 
-// What a struct does not have is ignored, whatever it is; what it has is said once, and is what it should be.
+// Fields that a struct does not have are ignored. The struct's own fields must occur at most once, and must be valid.
 func TestDecodeKnown(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		`{"name":"a","parts":[{"n":1,"N":9,"z":null,"z":2}],"Name":["b"],"kind":{"n":2}}`: "",
 		`{"name":"a","parts":null,"kind":null}`:                                           "",
 		`{"name":"a","parts":[{"n":1,"note":null}]}`:                                      "",
-		`{"name":"a","name":"b"}`:                                                         "name: a second time is not valid",
-		`{"name":"a","kind":{"n":1,"n":1}}`:                                               "kind.n: a second time is not valid",
-		`{"name":"a","parts":[{"n":1},{"n":2,"n":3}]}`:                                    "parts[1].n: a second time is not valid",
+		`{"name":"a","name":"b"}`: "name: a second time is " +
+			"not valid",
+		`{"name":"a","kind":{"n":1,"n":1}}`: "kind.n: a second time is " +
+			"not valid",
+		`{"name":"a","parts":[{"n":1},{"n":2,"n":3}]}`: "parts[1].n: a second " +
+			"time is not valid",
 		`{"name":null}`:                   "name: null is not valid",
 		`{"name":"a","count":null}`:       "count: null is not valid",
 		`{"name":"a","parts":[{"n":""}]}`: `parts[0].n: "" is not valid`,
@@ -44,7 +47,8 @@ func TestDecodeKnown(t *testing.T) {
 	} {
 		var o outer
 		err := field.DecodeKnown([]byte(text), &o)
-		if want == "" && (err != nil || o.Name != "a" || len(o.Parts) > 0 && o.Parts[0].N != 1 || o.Kind != nil && o.Kind.N != 2) {
+		if want == "" &&
+			(err != nil || o.Name != "a" || len(o.Parts) > 0 && o.Parts[0].N != 1 || o.Kind != nil && o.Kind.N != 2) {
 			t.Errorf("%s: %+v, %v", text, o, err)
 		}
 		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

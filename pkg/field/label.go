@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// LabelAllowed says in words what IsLabel accepts.
-const LabelAllowed = "labels in Kubernetes' syntax: an optional DNS prefix and '/', then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
+// LabelAllowed describes what IsLabel accepts.
+const LabelAllowed = "labels in Kubernetes' syntax: an optional DNS prefix and '/', then up to 63 letters, digits, " +
+	"'-', '_' and '.', starting and ending with a letter or digit"
 
-// maxLabelPrefix is how long the part of a label's key before the slash may be: a DNS name.
+// maxLabelPrefix bounds the part of a key before the slash.
 const maxLabelPrefix = 253
 
-// IsLabel reports whether key and value are a label in Kubernetes' syntax. Its own package says the same in many times
-// the time, and records of thousands of pods and nodes are judged at once.
+// IsLabel does not use Kubernetes' package, which takes many times as long for thousands of records.
 func IsLabel(key, value string) bool {
 	prefix, name, prefixed := strings.Cut(key, "/")
 	if !prefixed {
@@ -21,7 +21,6 @@ func IsLabel(key, value string) bool {
 	return (!prefixed || isDomain(prefix)) && name != "" && isLabelText(name) && isLabelText(value)
 }
 
-// isDomain reports whether a text is DNS labels, separated by dots.
 func isDomain(text string) bool {
 	if len(text) > maxLabelPrefix {
 		return false
@@ -34,7 +33,7 @@ func isDomain(text string) bool {
 	return true
 }
 
-// isDomainPart is IsName without a bound of its own.
+// isDomainPart is like IsName, but without the bound on the length.
 func isDomainPart(label string) bool {
 	if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
 		return false
@@ -47,7 +46,6 @@ func isDomainPart(label string) bool {
 	return true
 }
 
-// isLabelText reports whether a text may be a label's value.
 func isLabelText(text string) bool {
 	if text == "" {
 		return true
@@ -67,8 +65,7 @@ func isAlphanumeric(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// CheckLabels is manifest.ValidateLabels for a stored record, which may have as many labels as several documents give
-// it.
+// CheckLabels checks a stored record. Its labels may come from several documents, so the caller bounds their number.
 func (es *Errors) CheckLabels(path string, set map[string]string, most int) {
 	if len(set) > most {
 		es.Add(path, Text(fmt.Sprintf("%d entries", len(set))), fmt.Sprintf("0 to %d entries", most))
@@ -81,8 +78,7 @@ func (es *Errors) CheckLabels(path string, set map[string]string, most int) {
 	}
 }
 
-// CheckPorts records ports of a stored record that no manifest could have, by their names. One without a number yet has
-// zero.
+// CheckPorts adds a mistake for each port that no manifest can have. A port without a number is zero.
 func (es *Errors) CheckPorts(path string, ports map[string]int) {
 	if len(ports) > MaxPorts {
 		es.Add(path, Text(fmt.Sprintf("%d entries", len(ports))), fmt.Sprintf("0 to %d entries", MaxPorts))
@@ -97,7 +93,7 @@ func (es *Errors) CheckPorts(path string, ports map[string]int) {
 	}
 }
 
-// IsDigest reports whether a text is a SHA-256 in lower-case hex, as artifacts and manifests have it.
+// IsDigest reports whether a text is a SHA-256 in lower-case hex.
 func IsDigest(text string) bool {
 	if len(text) != DigestLength {
 		return false

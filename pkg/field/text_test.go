@@ -34,10 +34,12 @@ func TestCut(t *testing.T) {
 	}
 }
 
-func TestWhatIsCutIsShortAndStaysSo(t *testing.T) {
+func TestCutTextsAreShortAndNotCutAgain(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
-		text := strings.Repeat(rapid.String().Draw(r, "text")+string(rapid.SliceOfN(rapid.Byte(), 0, 3).Draw(r, "bytes")), rapid.IntRange(0, 100).Draw(r, "times"))
+		text := strings.Repeat(rapid.String().Draw(r,
+			"text")+string(rapid.SliceOfN(rapid.Byte(), 0, 3).Draw(r, "bytes")), rapid.IntRange(0,
+			100).Draw(r, "times"))
 		most := rapid.IntRange(3, 300).Draw(r, "most")
 		got := field.Cut(text, most)
 		data, err := json.Marshal(got)
@@ -53,7 +55,10 @@ func TestWhatIsCutIsShortAndStaysSo(t *testing.T) {
 func TestFew(t *testing.T) {
 	t.Parallel()
 	items := []string{"n1", "n2", "n3"}
-	for most, want := range map[int]string{1: "n1, and 2 more", 2: "n1, n2, and 1 more", 3: "n1, n2, n3", 9: "n1, n2, n3"} {
+	for most, want := range map[int]string{
+		1: "n1, and 2 more", 2: "n1, n2, and 1 more", 3: "n1, n2, n3",
+		9: "n1, n2, n3",
+	} {
 		if got := field.Few(items, most, ", "); got != want {
 			t.Errorf("Few(%d) = %q, want %q", most, got, want)
 		}

@@ -2,12 +2,11 @@ package field
 
 import "time"
 
-// ClockError is how far the clocks of machines may be apart whose administrators keep them right.
+// ClockError bounds the difference between the clocks of two well administered machines.
 const ClockError = 10 * time.Second
 
-// NotAhead replaces a time of a record that lies ahead of now, by more than clocks may differ, and reports whether it
-// did. A clock that was wrong has written such a time. What counts from it would wait until the clock gets there: so it
-// counts from now, and the record says so.
+// NotAhead replaces a time that is ahead of now by more than ClockError with now, and reports whether it did. Else a
+// wait that begins at a wrong clock's time would last too long.
 func NotAhead(at *time.Time, now time.Time) bool {
 	if !at.After(now.Add(ClockError)) {
 		return false
@@ -16,8 +15,7 @@ func NotAhead(at *time.Time, now time.Time) bool {
 	return true
 }
 
-// NoneAhead is NotAhead for a time that may be missing. It changes the pointer, and not the time that others may have a
-// pointer to.
+// NoneAhead replaces the pointer, because other records may share the time.
 func NoneAhead(at **time.Time, now time.Time) bool {
 	if *at == nil {
 		return false

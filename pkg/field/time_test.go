@@ -25,7 +25,8 @@ func TestTimesAheadAreReplaced(t *testing.T) {
 		if changed := field.NotAhead(&at, now); !at.Equal(c.want) || changed != !c.at.Equal(c.want) {
 			t.Errorf("%s: %s, changed %t", name, at, changed)
 		}
-		if changed := field.NoneAhead(&p, now); !p.Equal(c.want) || changed != !c.at.Equal(c.want) || !other.Equal(c.at) {
+		if changed := field.NoneAhead(&p, now); !p.Equal(c.want) || changed != !c.at.Equal(c.want) ||
+			!other.Equal(c.at) {
 			t.Errorf("%s: %s, changed %t; the time that was pointed to is %s", name, p, changed, other)
 		}
 	}

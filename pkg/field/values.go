@@ -12,12 +12,12 @@ import (
 	"unicode/utf8"
 )
 
-// Duration is a time.Duration that is written as text with a unit, such as "30s" or "1m30s". It is never negative.
+// Duration is a text with a unit, such as "30s" or "1m30s". It is never negative.
 type Duration time.Duration
 
 const durationAllowed = `a length of time with a unit, zero or more, such as "500ms", "30s" or "10m"`
 
-// UnmarshalJSON reads the text form; anything else, null included, is an *Error.
+// UnmarshalJSON returns an *Error for other forms, also for null.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	var s *string
 	if err := json.Unmarshal(data, &s); err != nil || s == nil {
@@ -34,7 +34,7 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 // MarshalJSON writes the text form.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
 
-// Or returns the duration, or the default when it is unset. Zero is a duration.
+// Or returns the default if d is nil.
 func (d *Duration) Or(def time.Duration) time.Duration {
 	if d == nil {
 		return def
@@ -42,30 +42,31 @@ func (d *Duration) Or(def time.Duration) time.Duration {
 	return time.Duration(*d)
 }
 
-// MaxWait is the longest time that a document lets something wait: ten times it still fits into a time.Duration.
+// MaxWait is the longest wait that a document may ask for.
 const MaxWait = 10 * 365 * 24 * time.Hour
 
-// CheckWait records a length of time, nil for none, that is less than zero or more than MaxWait.
+// CheckWait allows 0 to MaxWait, and nil.
 func CheckWait(es *Errors, path string, d *Duration) {
 	if d != nil && (*d < 0 || time.Duration(*d) > MaxWait) {
-		es.Add(path, Text(time.Duration(*d).String()), fmt.Sprintf("a length of time from 0s to %dh, such as \"30s\" or \"2m\"", int(MaxWait.Hours())))
+		es.Add(path, Text(time.Duration(*d).String()),
+			fmt.Sprintf("a length of time from 0s to %dh, such as \"30s\" or \"2m\"", int(MaxWait.Hours())))
 	}
 }
 
-// MaxName is how long a name may be: a DNS label, because names end up in Consul service names and host names.
+// MaxName is the length of a DNS label, because names become Consul service names and host names.
 const MaxName = 63
 
-// NamePattern is the form of a name, as a regular expression of Go and of ECMAScript.
+// NamePattern is a regular expression of Go and of ECMAScript.
 const NamePattern = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 
-// NameAllowed says in words what CheckName accepts.
+// NameAllowed describes what CheckName accepts.
 var NameAllowed = nameAllowed(MaxName)
 
 func nameAllowed(most int) string {
 	return fmt.Sprintf("1 to %d lower-case letters, digits and '-', starting and ending with a letter or digit", most)
 }
 
-// CheckName records a mistake unless the value is a DNS label.
+// CheckName adds a mistake unless the value is a DNS label.
 func (es *Errors) CheckName(path, value string) {
 	switch {
 	case value == "":
@@ -75,7 +76,7 @@ func (es *Errors) CheckName(path, value string) {
 	}
 }
 
-// CheckShortName is CheckName for a name that has to be shorter, because longer ones are made of it.
+// CheckShortName is CheckName for at most `most` bytes, because longer names are made from the name.
 func (es *Errors) CheckShortName(path, value string, most int) {
 	switch {
 	case value == "":
@@ -85,21 +86,20 @@ func (es *Errors) CheckShortName(path, value string, most int) {
 	}
 }
 
-// CheckOneOf records a mistake unless the value is one of those that are allowed.
+// CheckOneOf adds a mistake unless the value is one of the allowed values.
 func CheckOneOf[S ~string](es *Errors, path string, value S, allowed ...S) {
 	if !slices.Contains(allowed, value) {
 		es.Add(path, string(value), Or(allowed...))
 	}
 }
 
-// Cut shortens a text to one that takes no more than so many bytes of JSON, its quotes not counted. A text that is shortened ends
-// with three dots; what is not UTF-8 is left out.
+// Cut shortens a text to at most that many bytes of JSON, without the quotes. It leaves out bytes that are not UTF-8.
 func Cut(text string, most int) string {
 	const dots = "..."
 	if len(text)*maxEscape <= most {
 		return strings.ToValidUTF8(text, "")
 	}
-	size, fits := 0, 0 // bytes of JSON, and how much of the text leaves room for the dots
+	size, fits := 0, 0 // bytes of JSON, and how much of the text fits together with the dots
 	for i, r := range text {
 		if size <= most-len(dots) {
 			fits = i
@@ -111,7 +111,7 @@ func Cut(text string, most int) string {
 	return strings.ToValidUTF8(text, "")
 }
 
-// maxEscape is the most bytes of JSON that one byte of text takes: as \u0000.
+// JSON may need six bytes for one, such as \u0000.
 const maxEscape = 6
 
 func jsonBytes(r rune) int {
@@ -120,12 +120,12 @@ func jsonBytes(r rune) int {
 		return 2
 	case r < ' ' || r == 0x7f || r == '<' || r == '>' || r == '&' || r == '\u2028' || r == '\u2029':
 		return maxEscape
-	default: // also for what is not UTF-8, which is left out
+	default: // also for bytes that are not UTF-8, which are left out
 		return utf8.RuneLen(r)
 	}
 }
 
-// Few joins the first few items and says how many there are besides: "n1, n2; and 4998 more".
+// Few returns texts such as "n1, n2; and 4998 more".
 func Few(items []string, most int, separator string) string {
 	text := strings.Join(items[:min(len(items), most)], separator)
 	if more := len(items) - most; more > 0 {
@@ -134,7 +134,7 @@ func Few(items []string, most int, separator string) string {
 	return text
 }
 
-// Count says how many there are of something: "1 pod", "2 pods".
+// Count returns texts such as "1 pod" and "2 pods".
 func Count(n int, what string) string {
 	if n != 1 {
 		what += "s"
@@ -142,7 +142,7 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// Each returns what f makes of each item.
+// Each returns f of each item.
 func Each[T, U any](items []T, f func(T) U) []U {
 	made := make([]U, len(items))
 	for i, item := range items {
@@ -151,7 +151,25 @@ func Each[T, U any](items []T, f func(T) U) []U {
 	return made
 }
 
-// Find returns the first item that is so, nil where none is.
+// Set returns a map with the items as keys.
+func Set[T comparable](items []T) map[T]bool {
+	is := make(map[T]bool, len(items))
+	for _, item := range items {
+		is[item] = true
+	}
+	return is
+}
+
+// Without returns the items that are not in some, perhaps items itself.
+func Without[T comparable](items, some []T) []T {
+	if len(some) == 0 {
+		return items
+	}
+	is := Set(some)
+	return slices.DeleteFunc(slices.Clone(items), func(item T) bool { return is[item] })
+}
+
+// Find returns the first item for which is returns true, or nil.
 func Find[T any](items []T, is func(*T) bool) *T {
 	for i := range items {
 		if is(&items[i]) {
@@ -161,7 +179,7 @@ func Find[T any](items []T, is func(*T) bool) *T {
 	return nil
 }
 
-// Merge returns what is in any of the layers, of which later ones lie on top of earlier ones. It shares nothing with them, and is never nil.
+// Merge returns a new map. Later layers override earlier ones.
 func Merge[V any](layers ...map[string]V) map[string]V {
 	all := map[string]V{}
 	for _, layer := range layers {
@@ -170,7 +188,7 @@ func Merge[V any](layers ...map[string]V) map[string]V {
 	return all
 }
 
-// Or joins alternatives: "a, b or c".
+// Or returns texts such as "a, b or c".
 func Or[S ~string](of ...S) string {
 	texts := Each(of, func(one S) string { return string(one) })
 	if len(texts) < 2 {
@@ -179,14 +197,15 @@ func Or[S ~string](of ...S) string {
 	return strings.Join(texts[:len(texts)-1], ", ") + " or " + texts[len(texts)-1]
 }
 
-// ReadWord returns the only word of a file, such as a token. What the file holds is never part of an error.
+// ReadWord returns the only word of a file. Errors never contain the file's content.
 func ReadWord(file string) (string, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
 	}
 	words := strings.Fields(string(data))
-	if len(words) != 1 || strings.ContainsFunc(words[0], func(r rune) bool { return r > unicode.MaxASCII || unicode.IsControl(r) }) {
+	if len(words) != 1 ||
+		strings.ContainsFunc(words[0], func(r rune) bool { return r > unicode.MaxASCII || unicode.IsControl(r) }) {
 		return "", fmt.Errorf("%s holds %d words; allowed: one, the token", file, len(words))
 	}
 	return words[0], nil

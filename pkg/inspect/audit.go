@@ -11,15 +11,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// AuditView is one act: who did what, to which controller and nodes, and what was different afterwards.
+// AuditView is an audit record with the name of its controller.
 type AuditView struct {
 	store.Audit
-	RCName string `json:"rc_name,omitempty"` // empty when the rc has no readable record, and no act tells what it was
-	RCGone bool   `json:"rc_gone,omitempty"` // it has no readable record
+	RCName string `json:"rc_name,omitempty"` // empty if the rc has no readable record, and no audit record has its name
+	RCGone bool   `json:"rc_gone,omitempty"` // the rc has no readable record
 }
 
-// JoinAudit names the controllers of acts. Names are by the ids of controllers: of those that have a record, and those
-// that had one.
+// JoinAudit adds the names of controllers, by id. names has those with a record, former the deleted ones.
 func JoinAudit(acts []store.Audit, names, former map[string]string) []AuditView {
 	views := make([]AuditView, 0, len(acts))
 	for _, a := range acts {
@@ -33,7 +32,7 @@ func JoinAudit(acts []store.Audit, names, former map[string]string) []AuditView 
 	return views
 }
 
-// NameLine is the line of an act that gives a controller its name, or takes it.
+// NameLine is the audit line about the name of a controller that was made or deleted.
 func NameLine(name string, made bool) string {
 	if made {
 		return fmt.Sprintf("name: (none) -> %q", name)
@@ -41,19 +40,16 @@ func NameLine(name string, made bool) string {
 	return fmt.Sprintf("name: %q -> (none)", name)
 }
 
-// What lines tell of names.
 var (
 	nameLine    = regexp.MustCompile(`^name: (?:\(none\) -> "([^"]*)"|"([^"]*)" -> \(none\))$`)
 	serviceLine = regexp.MustCompile(`^service ([-a-z0-9]+): `)
 )
 
-// FormerNames returns the names of controllers without a record, by their ids, as far as acts tell them: who made one
-// or deleted it says its name, and those of a service's revisions follow from the service's and from their ids. names
-// are those of controllers with a record.
+// FormerNames finds in audit records the names of controllers without a record. All names are by id.
 func FormerNames(acts []store.Audit, names map[string]string) map[string]string {
 	services, former := map[string]string{}, map[string]string{} // by unit, and by controller
 	for id, name := range names {
-		if _, suffix, is := revisionOf(id); is {
+		if suffix, is := rc.NameOf("", id); is {
 			services[rc.UnitOf(id)] = strings.TrimSuffix(name, suffix)
 		}
 	}
@@ -71,38 +67,26 @@ func FormerNames(acts []store.Audit, names map[string]string) map[string]string 
 		if names[a.RCID] != "" || former[a.RCID] != "" {
 			continue
 		}
-		if unit, suffix, is := revisionOf(a.RCID); is && services[unit] != "" {
-			former[a.RCID] = services[unit] + suffix
+		if service := services[rc.UnitOf(a.RCID)]; service != "" {
+			if name, is := rc.NameOf(service, a.RCID); is {
+				former[a.RCID] = name
+			}
 		}
 	}
 	return former
 }
 
-// revisionOf returns the unit of a service's controller, and what follows the service's name in that of the controller.
-func revisionOf(id string) (unit, suffix string, is bool) {
-	if unit = rc.UnitOf(id); unit == id {
-		return "", "", false
-	}
-	number, before := strings.CutSuffix(id[len(unit)+1:], "-pre")
-	suffix = "-r" + number
-	if before {
-		suffix += "-pre-deploy"
-	}
-	return unit, suffix, true
-}
-
 // Deed is one write of a command.
 type Deed struct {
-	What string // that was written, such as "the drain of node n1"
+	What string // what was written, such as "the drain of node n1"
 	Show string // the command that shows it
-	// Unknown: Consul may have got it and has not said what came of it.
+	// Consul may have received the write.
 	Unknown bool
 }
 
-// maxDeeds bounds how many writes are named one by one.
 const maxDeeds = 5
 
-// Written says what a command that failed has written.
+// Written describes the writes of a command that failed.
 func Written(deeds []Deed) []string {
 	var done, lines []string
 	for _, d := range deeds {
@@ -115,7 +99,8 @@ func Written(deeds []Deed) []string {
 	}
 	for _, d := range deeds {
 		if d.Unknown {
-			lines = append(lines, fmt.Sprintf("it is not known whether this was written: %s; to see: %s", d.What, d.Show))
+			lines = append(lines,
+				fmt.Sprintf("it is not known whether this was written: %s; to see: %s", d.What, d.Show))
 		}
 	}
 	switch {

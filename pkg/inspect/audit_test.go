@@ -8,7 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// What is gone has the name that acts tell, and what has a record has that of its record.
+// The name of a deleted controller is from audit records; the name of a controller with a record is from the record.
 func TestFormerNames(t *testing.T) {
 	t.Parallel()
 	const web, api, job = "01jgh0000000000000000000aa", "01jgh0000000000000000000ab", "01jgh0000000000000000000ac"
@@ -27,7 +27,8 @@ func TestFormerNames(t *testing.T) {
 	}
 	names := map[string]string{"01jgh0000000000000000000af": "lives", api + "-2": "api-r2"}
 	want := map[string]string{
-		web + "-1": "web-r1", web + "-2": "web-r2", web + "-2-pre": "web-r2-pre-deploy", api + "-1": "api-r1", job: "job", "01jgh0000000000000000000ad": "old",
+		web + "-1": "web-r1", web + "-2": "web-r2", web + "-2-pre": "web-r2-pre-deploy", api + "-1": "api-r1",
+		job: "job", "01jgh0000000000000000000ad": "old",
 	}
 	former := inspect.FormerNames(acts, names)
 	if !maps.Equal(former, want) {
@@ -37,7 +38,18 @@ func TestFormerNames(t *testing.T) {
 	for i, want := range []struct {
 		name string
 		gone bool
-	}{{"web-r1", true}, {"web-r2", true}, {"web-r2-pre-deploy", true}, {"api-r1", true}, {"job", true}, {"old", true}, {"", true}, {"lives", false}, {"", false}, {"", false}} {
+	}{
+		{"web-r1", true},
+		{"web-r2", true},
+		{"web-r2-pre-deploy", true},
+		{"api-r1", true},
+		{"job", true},
+		{"old", true},
+		{"", true},
+		{"lives", false},
+		{"", false},
+		{"", false},
+	} {
 		if views[i].RCName != want.name || views[i].RCGone != want.gone {
 			t.Errorf("%s: %q, gone %t, want %+v", views[i].RCID, views[i].RCName, views[i].RCGone, want)
 		}

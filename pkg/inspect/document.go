@@ -18,11 +18,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// SpecAllowed is what a document of a controller may be, in words.
+// SpecAllowed describes the document of a controller in errors.
 const SpecAllowed = "one YAML or JSON document that describes a replication controller"
 
-// RCDocument is what rcctl rc get -o yaml prints: the document that makes the controller what it is, for apply, and what only
-// rcfarm sets.
+// RCDocument is the output of rcctl rc get -o yaml, which rcctl apply accepts.
 type RCDocument struct {
 	rc.Spec
 	ID             string            `json:"id"`
@@ -35,7 +34,7 @@ type RCDocument struct {
 	Status         *StatusView       `json:"status"`
 }
 
-// NewRCDocument is the document of a controller that is shown.
+// NewRCDocument returns the document of a controller.
 func NewRCDocument(r *rc.RC, v *RCView) RCDocument {
 	return RCDocument{
 		Spec: *rc.SpecOf(r, v.Manifest), ID: v.ID, State: v.State, Generation: v.Generation, ChangedBy: v.ChangedBy,
@@ -43,10 +42,10 @@ func NewRCDocument(r *rc.RC, v *RCView) RCDocument {
 	}
 }
 
-// Text returns the document in YAML, or as JSON, which is YAML too, where YAML would not keep it: it makes 1 of a 1.0 in the
-// configuration, and that is another manifest.
-func (d *RCDocument) Text() ([]byte, error) {
-	plain, err := Indented(d)
+// Text returns the document in YAML, or in JSON if YAML would change the document. For example, YAML makes 1.0 in a
+// configuration 1, which is another manifest.
+func (r *RCDocument) Text() ([]byte, error) {
+	plain, err := Indented(r)
 	if err != nil {
 		return nil, fmt.Errorf("encode output: %w", err)
 	}
@@ -68,10 +67,10 @@ func (d *RCDocument) Text() ([]byte, error) {
 	return text, nil
 }
 
-// defaulted lists what a view of a controller has filled in, as name=value: its document leaves that out or has another. As text it is not met by
-// whoever replaces a value in the document.
+// defaulted lists the fields that no document has set, as name=value. People edit values in a printed document, but not
+// this list, so dropDefaulted finds the edited values.
 func defaulted(r *rc.RC, v *RCView) []string {
-	all := []string{nameValue("replicas", v.Replicas)} // no record has it besides its groups
+	all := []string{nameValue("replicas", v.Replicas)} // records have only the counts of groups
 	for _, f := range []struct {
 		unset bool
 		name  string
@@ -91,13 +90,12 @@ func defaulted(r *rc.RC, v *RCView) []string {
 	return all
 }
 
-// nameValue renders a field of plain type. Such a value can be encoded.
+// nameValue takes a value of a plain type, which can always be encoded.
 func nameValue(name string, value any) string {
 	data, _ := json.Marshal(value)
 	return name + "=" + strings.Trim(string(data), `"`)
 }
 
-// dropDefaulted takes out of a document what is still as it was filled in, in place of what was asked for. What was changed since stays.
 func dropDefaulted(s *rc.Spec, filledIn []string, minAsked *int) {
 	drop(&s.Replicas, "replicas", filledIn)
 	if drop(&s.MinAvailable, "min_available", filledIn); s.MinAvailable == nil {
@@ -118,17 +116,16 @@ func drop[T any](value **T, name string, filledIn []string) {
 	}
 }
 
-// shownRC is a document as rcctl rc get prints it, in either format: what the user asks for, and the rest.
 type shownRC struct {
 	rc.Spec
-	Manifest  *manifest.Manifest `json:"manifest"` // what -o json calls the pod
+	Manifest  *manifest.Manifest `json:"manifest"` // the pod, in the output of -o json
 	Defaulted []string           `json:"defaulted"`
-	// MinAvailableAsked is the minimum that was asked for where there are fewer replicas.
+	// the minimum in the document, if it is higher than the number of replicas
 	MinAvailableAsked *int `json:"min_available_asked"`
 	ServerFields
 }
 
-// ServerFields are those that only rcfarm sets. Whatever is in them is ignored.
+// ServerFields are the fields that only rcfarm sets.
 type ServerFields struct {
 	ID             json.RawMessage `json:"id"`
 	State          json.RawMessage `json:"state"`
@@ -140,15 +137,17 @@ type ServerFields struct {
 	Status         json.RawMessage `json:"status"`
 }
 
-// DecodeShown is rc.DecodeSpec for a document that may be one that rcctl rc get has printed. ignored are the fields of it that no
-// document sets. Its errors are field.Errors, or about text that is no JSON.
+// DecodeShown is rc.DecodeSpec for a document that rcctl rc get may have printed. ignored has its ServerFields. An
+// error is a field.Errors, unless the text is not JSON.
 func DecodeShown(converted []byte) (spec *rc.Spec, ignored []string, err error) {
 	var top map[string]json.RawMessage
 	if json.Unmarshal(converted, &top) != nil {
 		spec, err = rc.DecodeSpec(converted)
 		return spec, nil, err
 	}
-	ignored = slices.DeleteFunc(slices.Sorted(maps.Keys(top)), func(name string) bool { return !slices.Contains(field.Names[ServerFields](), name) })
+	ignored = slices.DeleteFunc(slices.Sorted(maps.Keys(top)), func(name string) bool {
+		return !slices.Contains(field.Names[ServerFields](), name)
+	})
 	if len(ignored) == 0 {
 		spec, err = rc.DecodeSpec(converted)
 		return spec, nil, err
@@ -158,7 +157,10 @@ func DecodeShown(converted []byte) (spec *rc.Spec, ignored []string, err error) 
 		return nil, nil, err
 	}
 	if shown.Manifest != nil && shown.Pod != nil {
-		return nil, nil, field.Errors{{Field: "manifest", Value: field.Text("manifest together with pod"), Allowed: "one of them; pod is what a document calls it"}}
+		return nil, nil, field.Errors{{
+			Field: "manifest", Value: field.Text("manifest together with pod"),
+			Allowed: "one of them; documents use pod",
+		}}
 	}
 	shown.Pod = cmp.Or(shown.Pod, shown.Manifest)
 	dropDefaulted(&shown.Spec, shown.Defaulted, shown.MinAvailableAsked)

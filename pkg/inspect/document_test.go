@@ -25,20 +25,27 @@ func maybe[T any](t *rapid.T, name string, g *rapid.Generator[T]) *T {
 }
 
 func anyRecord(t *rapid.T) rc.RC {
-	count, length := rapid.IntRange(0, 5), rapid.Map(rapid.IntRange(1, 3), func(n int) field.Duration { return field.Duration(time.Duration(n) * 30 * time.Second) })
+	count, length := rapid.IntRange(0, 5), rapid.Map(rapid.IntRange(1, 3), func(n int) field.Duration {
+		return field.Duration(time.Duration(n) * 30 * time.Second)
+	})
 	r := rc.RC{
-		ID: "id", Name: "web", ManifestDigest: "d", NodeSelector: rapid.SampledFrom([]string{"", "a=b"}).Draw(t, "selector"),
-		MaxPerNode: count.Draw(t, "per node"), Spread: rc.Spread{Label: rapid.SampledFrom([]string{"", "rack"}).Draw(t, "spread")},
-		MinAvailable: maybe(t, "minimum", count), MaxSurge: maybe(t, "surge", count), ProgressDeadline: maybe(t, "deadline", length),
+		ID: "id", Name: "web", ManifestDigest: "d",
+		NodeSelector: rapid.SampledFrom([]string{"", "a=b"}).Draw(t, "selector"),
+		MaxPerNode:   count.Draw(t, "per node"),
+		Spread:       rc.Spread{Label: rapid.SampledFrom([]string{"", "rack"}).Draw(t, "spread")},
+		MinAvailable: maybe(t, "minimum", count), MaxSurge: maybe(t, "surge", count),
+		ProgressDeadline: maybe(t, "deadline", length),
 		NodeLoss: rc.NodeLoss{
 			Action: rapid.SampledFrom([]string{"", "replace", "keep"}).Draw(t, "action"),
 			After:  maybe(t, "after", length), UnmanagedAfter: maybe(t, "unmanaged after", length),
 		},
-		Strategy: rapid.SampledFrom([]rc.Strategy{rc.Dynamic, rc.Static}).Draw(t, "strategy"), Disabled: rapid.Bool().Draw(t, "disabled"),
+		Strategy:   rapid.SampledFrom([]rc.Strategy{rc.Dynamic, rc.Static}).Draw(t, "strategy"),
+		Disabled:   rapid.Bool().Draw(t, "disabled"),
 		Generation: 7, ChangedBy: "somebody",
 	}
 	for i := range rapid.IntRange(1, 3).Draw(t, "groups") {
-		r.ReplicaGroups = append(r.ReplicaGroups, rc.ReplicaGroup{Role: []string{"main", "b", "c"}[i], Count: maybe(t, "count", count)})
+		r.ReplicaGroups = append(r.ReplicaGroups,
+			rc.ReplicaGroup{Role: []string{"main", "b", "c"}[i], Count: maybe(t, "count", count)})
 		if r.ReplicaGroups[i].Count == nil {
 			r.ReplicaGroups[i].Count = new(int)
 		}
@@ -49,20 +56,21 @@ func anyRecord(t *rapid.T) rc.RC {
 	return r
 }
 
-// aManifest has something of everything that may look different in YAML.
+// aManifest returns a manifest with one field of each kind that may look different in YAML.
 func aManifest() *manifest.Manifest {
 	grace := field.Duration(5 * time.Second)
 	return &manifest.Manifest{
 		Version: manifest.Version, ID: "web",
 		Launchables: []manifest.Launchable{{
-			Name: "server", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/web"}, Env: map[string]string{"MODE": "fast", "ON": "yes"}, StopGrace: &grace,
+			Name: "server", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/web"},
+			Env: map[string]string{"MODE": "fast", "ON": "yes"}, StopGrace: &grace,
 		}},
-		Ports: []manifest.Port{{Name: "http", Port: 8080}}, Health: &manifest.Health{HTTP: &manifest.HTTPCheck{Port: "http", Path: "/health"}},
+		Ports:  []manifest.Port{{Name: "http", Port: 8080}},
+		Health: &manifest.Health{HTTP: &manifest.HTTPCheck{Port: "http", Path: "/health"}},
 	}
 }
 
-// Whatever a record asks for, what rc get prints of it in either format asks for the same; and with another count for that, and for
-// nothing else.
+// The output of rc get, in either format, asks for the same as the record.
 func TestShownAsksForTheSame(t *testing.T) {
 	pod := aManifest()
 	rapid.Check(t, func(t *rapid.T) {
@@ -96,19 +104,22 @@ func TestShownAsksForTheSame(t *testing.T) {
 	})
 }
 
-// A field of a view that is not known here would be refused when it is applied.
+// Apply accepts every field that rc get prints.
 func TestShownIsKnown(t *testing.T) {
 	known := field.Names[shownRC]()
 	for _, name := range append(field.Names[RCView](), field.Names[RCDocument]()...) {
 		if !slices.Contains(known, name) {
-			t.Errorf("%s is printed and not taken", name)
+			t.Errorf("%s is printed and not accepted", name)
 		}
 	}
 }
 
-// The configuration of a manifest stays to the letter, whatever YAML would make of its numbers.
+// The document keeps the numbers of a manifest's configuration exactly, also those that YAML would change.
 func TestShownKeepsNumbers(t *testing.T) {
-	for _, number := range []string{"1", "1.0", "-0", "1e3", "1E+3", "0.1", "1e400", "123456789012345678901234567890", "12345678901"} {
+	for _, number := range []string{
+		"1", "1.0", "-0", "1e3", "1E+3", "0.1", "1e400", "123456789012345678901234567890",
+		"12345678901",
+	} {
 		m := &manifest.Manifest{ID: "web", Config: manifest.Config{"n": json.Number(number)}}
 		r := rc.RC{Name: "web", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: new(int)}}}
 		text, err := (&RCDocument{Spec: *rc.SpecOf(&r, m)}).Text()

@@ -11,19 +11,21 @@ import (
 
 // ElectionView is one election.
 type ElectionView struct {
-	Name       string             `json:"name"`
-	Leader     string             `json:"leader,omitempty"` // empty: nobody leads, or a program that does not say its name
-	Held       bool               `json:"held"`             // somebody holds the lock
-	Since      *time.Time         `json:"since,omitempty"`  // by the leader's clock
-	Strategy   string             `json:"strategy,omitempty"`
-	Pin        string             `json:"pin,omitempty"`     // candidate that goes before all others
-	Yielded    []string           `json:"yielded,omitempty"` // candidates that go behind all others until they start anew
-	Round      *RoundView         `json:"round,omitempty"`   // the last one
-	Candidates []CandidateView    `json:"candidates"`        // by their ids
+	Name string `json:"name"`
+	// empty: no leader, or a leader without a name
+	Leader   string     `json:"leader,omitempty"`
+	Held     bool       `json:"held"`            // a program holds the lock
+	Since    *time.Time `json:"since,omitempty"` // by the leader's clock
+	Strategy string     `json:"strategy,omitempty"`
+	Pin      string     `json:"pin,omitempty"` // candidate that comes before all others
+	// candidates that come after all others until they restart
+	Yielded    []string           `json:"yielded,omitempty"`
+	Round      *RoundView         `json:"round,omitempty"` // the last one
+	Candidates []CandidateView    `json:"candidates"`      // by their ids
 	Conditions []ballot.Condition `json:"conditions"`
 }
 
-// RoundView is the last time that candidates were asked.
+// RoundView is the last round.
 type RoundView struct {
 	At       time.Time `json:"at"`
 	OpenedBy string    `json:"opened_by"`
@@ -37,7 +39,7 @@ type CandidateView struct {
 	EmulationVersion string     `json:"emulation_version,omitempty"`
 	Strategy         string     `json:"strategy"`
 	Leads            bool       `json:"leads,omitempty"`
-	Answered         bool       `json:"answered"`             // the last round
+	Answered         bool       `json:"answered"`             // whether it answered the last round
 	RenewTime        *time.Time `json:"renew_time,omitempty"` // when it answered a round last, by its own clock
 	Excluded         string     `json:"excluded,omitempty"`   // why it cannot be chosen
 }
@@ -59,8 +61,10 @@ func JoinElection(name string, lease ballot.Lease, candidates []ballot.Candidate
 	}
 	for _, c := range candidates {
 		view := CandidateView{
-			ID: c.ID, BinaryVersion: c.Record.BinaryVersion, EmulationVersion: c.Record.EmulationVersion, Strategy: string(c.Record.Strategy),
-			Leads: v.Held && c.ID == v.Leader, Answered: v.Round != nil && c.Record.Round == lease.Round.Nonce, RenewTime: momentOf(c.Record.RenewTime),
+			ID: c.ID, BinaryVersion: c.Record.BinaryVersion, EmulationVersion: c.Record.EmulationVersion,
+			Strategy: string(c.Record.Strategy), Leads: v.Held && c.ID == v.Leader,
+			Answered:  v.Round != nil && c.Record.Round == lease.Round.Nonce,
+			RenewTime: momentOf(c.Record.RenewTime),
 		}
 		if i := slices.IndexFunc(verdict.Excluded, func(e ballot.Exclusion) bool { return e.ID == c.ID }); i >= 0 {
 			view.Excluded = verdict.Excluded[i].Reason
@@ -77,22 +81,22 @@ func momentOf(t *ballot.Time) *time.Time {
 	return &t.Time
 }
 
-// Who says in a word who leads.
-func (v *ElectionView) Who() string {
+// Who names the leader in one word.
+func (e *ElectionView) Who() string {
 	switch {
-	case !v.Held:
+	case !e.Held:
 		return "nobody"
-	case v.Leader == "":
+	case e.Leader == "":
 		return "unnamed"
 	default:
-		return v.Leader
+		return e.Leader
 	}
 }
 
 // Says lists the types of the conditions.
-func (v *ElectionView) Says() string {
+func (e *ElectionView) Says() string {
 	var types []string
-	for _, c := range v.Conditions {
+	for _, c := range e.Conditions {
 		if !slices.Contains(types, string(c.Type)) {
 			types = append(types, string(c.Type))
 		}
@@ -100,18 +104,18 @@ func (v *ElectionView) Says() string {
 	return strings.Join(types, ",")
 }
 
-// Notes says of a candidate what is special about it.
-func (v *ElectionView) Notes(c *CandidateView) string {
+// Notes lists what is special about a candidate.
+func (e *ElectionView) Notes(c *CandidateView) string {
 	var notes []string
 	for _, n := range []struct {
 		is   bool
 		text string
 	}{
 		{c.Leads, "leads"},
-		{c.ID == v.Pin, "pinned"},
-		{slices.Contains(v.Yielded, c.ID), "has yielded"},
+		{c.ID == e.Pin, "pinned"},
+		{slices.Contains(e.Yielded, c.ID), "has yielded"},
 		{c.Excluded != "", "out: " + c.Excluded},
-		{v.Round != nil && !c.Answered && c.Excluded == "", "silent"},
+		{e.Round != nil && !c.Answered && c.Excluded == "", "silent"},
 	} {
 		if n.is {
 			notes = append(notes, n.text)
@@ -120,29 +124,30 @@ func (v *ElectionView) Notes(c *CandidateView) string {
 	return strings.Join(notes, ", ")
 }
 
-// Story says in lines who leads, since when, and what holds.
-func (v *ElectionView) Story() []string {
-	first := "nobody leads " + v.Name
+// Story describes the election in lines.
+func (e *ElectionView) Story() []string {
+	first := "nobody leads " + e.Name
 	switch {
-	case v.Held && v.Leader == "":
-		first = "a program that does not say its name leads " + v.Name
-	case v.Held:
-		first = v.Leader + " leads " + v.Name
+	case e.Held && e.Leader == "":
+		first = "a program without a name leads " + e.Name
+	case e.Held:
+		first = e.Leader + " leads " + e.Name
 	}
-	if v.Since != nil {
-		first += " since " + v.Since.UTC().Format(time.RFC3339)
+	if e.Since != nil {
+		first += " since " + At(*e.Since)
 	}
 	lines := []string{first}
-	if v.Strategy != "" {
-		lines = append(lines, "strategy "+v.Strategy)
+	if e.Strategy != "" {
+		lines = append(lines, "strategy "+e.Strategy)
 	}
-	if v.Pin != "" {
-		lines = append(lines, v.Pin+" is pinned")
+	if e.Pin != "" {
+		lines = append(lines, e.Pin+" is pinned")
 	}
-	if v.Round != nil {
-		lines = append(lines, fmt.Sprintf("last round %s, opened by %s: %s", v.Round.At.UTC().Format(time.RFC3339), v.Round.OpenedBy, v.Round.Why))
+	if e.Round != nil {
+		lines = append(lines,
+			fmt.Sprintf("last round %s, opened by %s: %s", At(e.Round.At), e.Round.OpenedBy, e.Round.Why))
 	}
-	for _, c := range v.Conditions {
+	for _, c := range e.Conditions {
 		lines = append(lines, fmt.Sprintf("%s: %s", c.Type, c.Message))
 	}
 	return lines

@@ -12,22 +12,25 @@ import (
 type FarmView struct {
 	store.Member
 	Hearing
-	Leads bool `json:"leads"` // it does what belongs to no controller (ADR 27)
+	Leads bool `json:"leads"` // it does the work that belongs to no controller (ADR 27)
 	Owned int  `json:"owned"` // controllers
-	// Untold are the nodes that it could not tell of their intents (ADR 26).
+	// nodes to which it could not push (ADR 26)
 	Untold *store.Untold `json:"untold,omitempty"`
-	// OwnedRCs are these controllers, sorted by name.
+	// sorted by name
 	OwnedRCs []OwnedRC `json:"owned_rcs"`
 }
 
 // OwnedRC is a controller that a farm owns.
 type OwnedRC struct {
 	ID   string `json:"id"`
-	Name string `json:"name,omitempty"` // empty when its record cannot be read
+	Name string `json:"name,omitempty"` // empty if its record cannot be read
 }
 
-// JoinFarms says what each farm owns and whether it leads, and counts the controllers that nobody owns. names are those of controllers by id.
-func JoinFarms(members []store.Member, leader string, owners map[string]string, rcIDs []string, names map[string]string) (views []FarmView, free int) {
+// JoinFarms returns the views of farms. free is the number of controllers that no farm owns. names has the names of
+// controllers, by id.
+func JoinFarms(members []store.Member, leader string, owners map[string]string, rcIDs []string,
+	names map[string]string,
+) (views []FarmView, free int) {
 	owned := map[string][]OwnedRC{}
 	for _, id := range rcIDs {
 		farm, has := owners[rc.UnitOf(id)]
@@ -39,8 +42,12 @@ func JoinFarms(members []store.Member, leader string, owners map[string]string, 
 	}
 	views = make([]FarmView, 0, len(members))
 	for _, m := range members {
-		v := FarmView{Member: m, Leads: m.ID == leader, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...)}
-		slices.SortFunc(v.OwnedRCs, func(a, b OwnedRC) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+		v := FarmView{
+			Member: m, Leads: m.ID == leader, Owned: len(owned[m.ID]), OwnedRCs: append([]OwnedRC{}, owned[m.ID]...),
+		}
+		slices.SortFunc(v.OwnedRCs, func(a, b OwnedRC) int {
+			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+		})
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b FarmView) int { return cmp.Compare(a.ID, b.ID) })

@@ -8,13 +8,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// GateView is the version gate: what may be written, and who keeps the rest from it (ADR 28).
+// GateView is the version gate (ADR 28).
 type GateView struct {
 	Version  string        `json:"version"`
-	By       string        `json:"by,omitempty"` // who raised it; empty: nobody has
+	By       string        `json:"by,omitempty"` // who raised it; empty: it was never raised
 	At       time.Time     `json:"at,omitzero"`
 	Features []FeatureView `json:"features"`
-	// Behind are those that emulate less than the newest feature, the oldest first.
+	// living farms and nodes that emulate a version before the newest feature, the oldest first
 	Behind []WriterView `json:"behind"`
 }
 
@@ -26,41 +26,44 @@ type FeatureView struct {
 	Allowed bool   `json:"allowed"`
 }
 
-// WriterView is a farm or a node that lives.
+// WriterView is a living farm or node.
 type WriterView struct {
 	Kind     string `json:"kind"`
 	Name     string `json:"name"`
 	Version  string `json:"version"`
-	Emulates string `json:"emulation_version"` // empty: from before the gate
+	Emulates string `json:"emulation_version"` // empty: the program is older than the gate
 }
 
-// NewGateView says what waits for a gate, and for whom.
+// NewGateView returns the view of the gate. known has the features of this program.
 func NewGateView(gate store.Gate, known feature.Table, living []feature.Writer) GateView {
 	v := GateView{Version: gate.Version, By: gate.By, At: gate.At, Features: []FeatureView{}, Behind: []WriterView{}}
 	for _, f := range known {
-		v.Features = append(v.Features, FeatureView{Name: f.Name, Since: f.Since, What: f.What, Allowed: !feature.After(f.Since, gate.Version)})
+		v.Features = append(v.Features,
+			FeatureView{Name: f.Name, Since: f.Since, What: f.What, Allowed: !feature.After(f.Since, gate.Version)})
 	}
 	for _, w := range feature.Below(known.Newest(), living) {
-		v.Behind = append(v.Behind, WriterView{Kind: w.Kind, Name: w.Name, Version: w.Version, Emulates: w.Emulates})
+		v.Behind = append(v.Behind, WriterView(w))
 	}
 	return v
 }
 
-// Waiting is, on a line, what waits for whom; "" where nothing does.
-func (v *GateView) Waiting() string {
+// Waiting is a line about the features that wait for the gate, "" for none.
+func (g *GateView) Waiting() string {
 	waiting := 0
-	for i := range v.Features {
-		if !v.Features[i].Allowed {
+	for i := range g.Features {
+		if !g.Features[i].Allowed {
 			waiting++
 		}
 	}
 	switch {
 	case waiting == 0:
 		return ""
-	case len(v.Behind) == 0:
-		return fmt.Sprintf("the version gate is %s; features that wait: %d; all that live allow them, and the leader of the farms is about to raise it", v.Version, waiting)
+	case len(g.Behind) == 0:
+		return fmt.Sprintf("the version gate is %s; features that wait: %d; all living farms and nodes are new "+
+			"enough, and the leader of the farms will raise the gate", g.Version, waiting)
 	default:
-		first := v.Behind[0]
-		return fmt.Sprintf("the version gate is %s; features that wait: %d, for %d farms and nodes that are older, the oldest of them %s %s", v.Version, waiting, len(v.Behind), first.Kind, first.Name)
+		first := g.Behind[0]
+		return fmt.Sprintf("the version gate is %s; features that wait: %d, for %d farms and nodes that are older, "+
+			"the oldest of them %s %s", g.Version, waiting, len(g.Behind), first.Kind, first.Name)
 	}
 }

@@ -19,8 +19,8 @@ const (
 	ServiceDocument  DocumentKind = "service"
 )
 
-// KindsOf returns what a document may be meant to describe, the likeliest first: of each kind whose fields it has the
-// most of. A controller and a service have most fields in common.
+// KindsOf returns the kinds with most fields of a document. There may be two, because a controller and a service have
+// most fields in common.
 func KindsOf(converted []byte) []DocumentKind {
 	var top map[string]json.RawMessage
 	if json.Unmarshal(converted, &top) != nil {

@@ -8,9 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Losses are the present deaths of nodes, by name, with what is known of their machines. A lost node stays lost until
-// its preparer is back, also when its pods are placed elsewhere, because their former copies bear it, too. When these
-// are forgotten, Consul still knows that its agent has failed.
+// Losses has the dead nodes, by name.
 type Losses map[string]loss
 
 type loss struct {
@@ -18,23 +16,22 @@ type loss struct {
 	lostSince, unmanagedSince *time.Time
 }
 
-// What is known of a node. It is Lost, too, when its machine is gone.
+// The states of a node, besides Lost.
 const (
 	Alive     = "alive"     // its preparer lives
 	Away      = "away"      // its preparer is gone
-	Unmanaged = "unmanaged" // and the owner of a pod has noted that its machine is not
+	Unmanaged = "unmanaged" // its preparer is gone, and an owner of a pod has written that its machine is not lost
 )
 
-// Pods are the pods of a controller, with what their nodes reported last, and what is known of these nodes.
+// Pods are the pods of a controller, with the last reports of their nodes.
 type Pods struct {
 	Placements []pod.Placement
 	Realities  map[store.At]pod.Reality
 	Losses     Losses
 }
 
-// LossesOf returns what is known of the nodes whose records nobody holds. A machine is lost when the owner of one of
-// its pods has noted so, or when Consul calls its agent failed. What placements say about earlier deaths does not
-// count; zero names no death.
+// LossesOf takes a machine for lost if an owner of a pod has written lost_since, or if its agent has failed in Consul.
+// It ignores placements whose DeadIndex is from an earlier death of the node; zero fits any death.
 func LossesOf(recs []store.Rec[node.Node], placements []pod.Placement, failedAgents map[string]bool) Losses {
 	losses, deaths := Losses{}, map[string]uint64{}
 	for i := range recs {
@@ -71,21 +68,18 @@ func LossesOf(recs []store.Rec[node.Node], placements []pod.Placement, failedAge
 	return losses
 }
 
-// lost reports whether the machine of a node is gone.
 func (l Losses) lost(name string) bool { return l[name].state == Lost }
 
-// gone says of a lost machine since when it is gone, where an owner has noted that.
 func (l Losses) gone(name string) string {
 	if since := l[name].lostSince; since != nil {
-		return "its node is gone since " + since.UTC().Format(time.RFC3339)
+		return "its node is gone since " + At(*since)
 	}
 	return "its node is gone"
 }
 
-// believe corrects what a node reported last by what is known of the node. On a lost machine nothing runs. Of a pod
-// without a placement on a node without a preparer nobody knows whether it runs: an operator may have declared it gone.
-// What is placed on such a node counts as it was reported last (P6).
-func (l Losses) believe(v *PodView) {
+// correct changes the view of a pod on a dead node. If the pod has no placement there, it is unknown whether it runs,
+// because an operator may have declared it gone. Else its last report is used (P6).
+func (l Losses) correct(v *PodView) {
 	_, dead := l[v.Node]
 	switch {
 	case l.lost(v.Node) && v.State != Lost:
@@ -93,6 +87,6 @@ func (l Losses) believe(v *PodView) {
 		v.note("%s", l.gone(v.Node))
 	case dead && (v.Kind == Orphan || v.Kind == Local):
 		v.State, v.Available = Unknown, false
-		v.note("its node has no living preparer, and said last that it was there")
+		v.note("its node has no living preparer, and last reported that the pod was there")
 	}
 }

@@ -11,9 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// The pod of a controller on one node, as each reader shows it: its last report counts while only the preparer is away,
-// and not when the machine is gone.
-func TestReadersBelieveLosses(t *testing.T) {
+// If only the preparer is away, all views of a pod use its last report. If the machine is gone, they ignore the report.
+func TestViewsAgreeOnLosses(t *testing.T) {
 	t.Parallel()
 	id, one := pod.Identity{RCID: "01", Role: "main"}, 1
 	for name, tt := range map[string]struct {
@@ -27,29 +26,60 @@ func TestReadersBelieveLosses(t *testing.T) {
 		causes    []string
 		reality   bool
 	}{
-		"alive, ready":         {"s", false, pod.StateReady, "ready", 1, false, false, nil, true},
-		"alive, crash-loops":   {"s", false, pod.StateCrashLooping, "crash-looping", 0, true, true, []string{"web-main-0 on n1 is crash-looping."}, true},
-		"failed agent, held":   {"s", true, pod.StateReady, "ready", 1, false, false, nil, true},
-		"away, ready":          {"", false, pod.StateReady, "ready", 1, false, false, []string{"web-main-0 is on node n1, whose preparer does not live; its last report counts."}, true},
-		"away, crash-loops":    {"", false, pod.StateCrashLooping, "crash-looping", 0, true, true, []string{"web-main-0 is on node n1, whose preparer does not live; its last report counts."}, true},
-		"machine gone, ready":  {"", true, pod.StateReady, "lost", 0, false, false, []string{"web-main-0 was on node n1, whose machine is gone; its owner has not noted that yet."}, false},
-		"machine gone, looped": {"", true, pod.StateCrashLooping, "lost", 0, false, false, []string{"web-main-0 was on node n1, whose machine is gone; its owner has not noted that yet."}, false},
+		"alive, ready": {"s", false, pod.StateReady, "ready", 1, false, false, nil, true},
+		"alive, crash-loops": {
+			"s", false, pod.StateCrashLooping, "crash-looping",
+			0, true, true,
+			[]string{"web-main-0 on n1 is crash-looping."},
+			true,
+		},
+		"failed agent, held": {"s", true, pod.StateReady, "ready", 1, false, false, nil, true},
+		"away, ready": {
+			"", false, pod.StateReady, "ready",
+			1, false, false,
+			[]string{"web-main-0 is on node n1, whose preparer does not live; its last report is used."},
+			true,
+		},
+		"away, crash-loops": {
+			"", false, pod.StateCrashLooping, "crash-looping",
+			0, true, true,
+			[]string{"web-main-0 is on node n1, whose preparer does not live; its last report is used."},
+			true,
+		},
+		"machine gone, ready": {
+			"", true, pod.StateReady, "lost",
+			0, false, false,
+			[]string{"web-main-0 was on node n1, whose machine is gone; its owner has not written that yet."},
+			false,
+		},
+		"machine gone, looped": {
+			"", true, pod.StateCrashLooping, "lost",
+			0, false, false,
+			[]string{"web-main-0 was on node n1, whose machine is gone; its owner has not written that yet."},
+			false,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := pod.Placement{Identity: id, Node: "n1", PodID: "web", Digest: "d", RunState: pod.Running, Revision: 1}
-			r := pod.Reality{Identity: id, Node: "n1", Digest: "d", Revision: 1, State: tt.report, Available: tt.report == pod.StateReady}
+			r := pod.Reality{
+				Identity: id, Node: "n1", Digest: "d",
+				Revision: 1, State: tt.report, Available: tt.report == pod.StateReady,
+			}
 			rec := store.Rec[node.Node]{Value: node.Node{Name: "n1", ConsulNode: "m1"}, Session: tt.session}
 			pods := Pods{
 				Placements: []pod.Placement{p}, Realities: map[store.At]pod.Reality{{Identity: id, Node: "n1"}: r},
 				Losses: LossesOf([]store.Rec[node.Node]{rec}, []pod.Placement{p}, map[string]bool{"m1": tt.failed}),
 			}
-			ctrl := rc.RC{ID: "01", Name: "web", ManifestDigest: "d", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
+			ctrl := rc.RC{
+				ID: "01", Name: "web", ManifestDigest: "d",
+				ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
+			}
 
 			var rev RevisionView
 			rev.Count(&ctrl, &pods)
 			if rev.Available != tt.available || !maps.Equal(rev.Pods, map[string]int{tt.state: 1}) {
-				t.Errorf("a rollout counts %d available of %v", rev.Available, rev.Pods)
+				t.Errorf("a rollout has %d available of %v", rev.Available, rev.Pods)
 			}
 			if worst, _ := Failing(&pods, ctrl.Digests()); (worst != nil) != tt.failing {
 				t.Errorf("failing: %v", worst)
@@ -58,7 +88,10 @@ func TestReadersBelieveLosses(t *testing.T) {
 				t.Errorf("halted: %t", is)
 			}
 			var causes []string
-			for _, c := range troubledPods(&Situation{RC: ctrl, Pods: pods, Nodes: map[string]*node.View{"n1": node.NewView(rec.Value, node.Ops{}, tt.session != "")}}) {
+			for _, c := range troubledPods(&Situation{
+				RC: ctrl, Pods: pods,
+				Nodes: map[string]*node.View{"n1": node.NewView(rec.Value, node.Ops{}, tt.session != "")},
+			}) {
 				causes = append(causes, c.What)
 			}
 			if !slices.Equal(causes, tt.causes) {

@@ -13,7 +13,9 @@ import (
 func TestJoinNodes(t *testing.T) {
 	t.Parallel()
 	recs := []store.Rec[node.Node]{
-		{Value: node.Node{Name: "b", Labels: map[string]string{"rack": "1", "disk": "hdd"}, Capacity: node.Capacity{Slots: 4}}, Session: "s"},
+		{Value: node.Node{
+			Name: "b", Labels: map[string]string{"rack": "1", "disk": "hdd"}, Capacity: node.Capacity{Slots: 4},
+		}, Session: "s"},
 		{Value: node.Node{Name: "a"}},
 		{Value: node.Node{Name: "c"}, Session: "s"},
 	}
@@ -27,7 +29,8 @@ func TestJoinNodes(t *testing.T) {
 		t.Fatalf("%+v", views)
 	}
 	b := views[1]
-	if b.Used != (Usage{Slots: 2, CPU: 750, Memory: 11}) || b.Capacity.Slots != 4 || b.Labels["disk"] != "ssd" || b.Labels["rack"] != "1" || b.OperatorLabels["disk"] != "ssd" {
+	if b.Used != (Usage{Slots: 2, CPU: 750, Memory: 11}) || b.Capacity.Slots != 4 || b.Labels["disk"] != "ssd" ||
+		b.Labels["rack"] != "1" || b.OperatorLabels["disk"] != "ssd" {
 		t.Errorf("%+v", b)
 	}
 	for i, want := range [][2]string{{"no", "no"}, {"yes", "yes"}, {"yes", "drained"}} {
@@ -37,15 +40,17 @@ func TestJoinNodes(t *testing.T) {
 	}
 }
 
-// The earliest loss that an owner of pods found out about counts, where the node is not alive and the loss is of its
-// present death. Former copies bear it, too.
+// A dead node has the earliest loss that owners of pods have written for its present death, in placements or ghosts.
 func TestAddLosses(t *testing.T) {
 	t.Parallel()
 	at := func(s int64) *time.Time { v := time.Unix(s, 0); return &v }
 	rec := func(name, session string) store.Rec[node.Node] {
 		return store.Rec[node.Node]{Value: node.Node{Name: name}, Session: session, Index: 3}
 	}
-	recs := []store.Rec[node.Node]{rec("a", ""), rec("b", ""), rec("c", "s"), rec("d", ""), rec("e", ""), rec("f", ""), rec("g", ""), rec("h", ""), rec("i", "")}
+	recs := []store.Rec[node.Node]{
+		rec("a", ""), rec("b", ""), rec("c", "s"), rec("d", ""), rec("e", ""), rec("f", ""),
+		rec("g", ""), rec("h", ""), rec("i", ""),
+	}
 	for i := range recs {
 		recs[i].Value.ConsulNode = "machine-" + recs[i].Value.Name
 	}
@@ -59,15 +64,26 @@ func TestAddLosses(t *testing.T) {
 		{Node: "e", LostSince: at(9), DeadIndex: 2},
 		{Node: "i", UnmanagedSince: at(5), DeadIndex: 3},
 		{Node: "c", Ghosts: []pod.Ghost{
-			{Node: "f", MachineLost: true, DeadIndex: 3, Since: *at(4)}, {Node: "g", DeadIndex: 3}, {Node: "d", MachineLost: true, DeadIndex: 2},
+			{Node: "f", MachineLost: true, DeadIndex: 3, Since: *at(4)},
+			{Node: "g", DeadIndex: 3},
+			{Node: "d", MachineLost: true, DeadIndex: 2},
 		}},
 	}
 	views := JoinNodes(recs, nil, nil)
-	// Consul calls the agents of c, which is held all the same, of h, of which no owner has noted anything, and of i
-	// failed.
-	AddLosses(views, LossesOf(recs, placements, map[string]bool{"machine-c": true, "machine-h": true, "machine-i": true}))
+	// In Consul, the agents of c, h and i have failed. The preparer of c holds the lock, and no owner has written a
+	// loss of h.
+	AddLosses(views,
+		LossesOf(recs, placements, map[string]bool{"machine-c": true, "machine-h": true, "machine-i": true}))
 	for i, want := range [][2]string{
-		{"unmanaged", Unmanaged}, {"lost", Lost}, {"yes", Alive}, {"no", Away}, {"no", Away}, {"lost", Lost}, {"no", Away}, {"lost", Lost}, {"lost", Lost},
+		{"unmanaged", Unmanaged},
+		{"lost", Lost},
+		{"yes", Alive},
+		{"no", Away},
+		{"no", Away},
+		{"lost", Lost},
+		{"no", Away},
+		{"lost", Lost},
+		{"lost", Lost},
 	} {
 		if got := [2]string{views[i].AliveText(), views[i].State}; got != want {
 			t.Errorf("%s: %s, want %s", views[i].Name, got, want)
@@ -78,7 +94,7 @@ func TestAddLosses(t *testing.T) {
 	}
 }
 
-// Nothing on a lost machine is shown as it was reported last; a pod that was declared gone is not said to run.
+// The last report of a pod on a lost machine is not shown, and a pod that was declared gone is not shown as running.
 func TestJoinPodsOnDeadNodes(t *testing.T) {
 	t.Parallel()
 	id := func(i int) pod.Identity { return pod.Identity{RCID: "r", Role: "main", Index: i} }
@@ -93,15 +109,21 @@ func TestJoinPodsOnDeadNodes(t *testing.T) {
 		{Value: node.Node{Name: "up"}, Session: "s"},
 	}
 	placements := []pod.Placement{
-		{Identity: id(0), Node: "up", Digest: "d", RunState: pod.Running, Ghosts: []pod.Ghost{{Node: "lost", MachineLost: true, DeadIndex: 3}}},
-		{Identity: id(1), Node: "lost", Digest: "d", RunState: pod.Running}, // not yet marked
+		{
+			Identity: id(0), Node: "up", Digest: "d", RunState: pod.Running,
+			Ghosts: []pod.Ghost{{Node: "lost", MachineLost: true, DeadIndex: 3}},
+		},
+		{Identity: id(1), Node: "lost", Digest: "d", RunState: pod.Running}, // its owner has not written the loss yet
 		{Identity: id(2), Node: "away", Digest: "d", RunState: pod.Running},
-		{Identity: id(9), Node: "failed", Digest: "d", RunState: pod.Running}, // its owner has not noted anything
+		{Identity: id(9), Node: "failed", Digest: "d", RunState: pod.Running}, // its owner has not written the loss
 		{Identity: id(7), Node: "lost", Digest: "d", RunState: pod.Running, LostSince: &since, DeadIndex: 3},
 	}
 	local, localAway := ready(6, "lost"), ready(8, "away")
 	local.Kind, localAway.Kind = pod.KindLocal, pod.KindLocal
-	realities := []pod.Reality{ready(0, "up"), ready(0, "lost"), ready(1, "lost"), ready(2, "away"), ready(3, "lost"), ready(4, "away"), ready(5, "up"), local, localAway, ready(7, "lost"), ready(9, "failed"), ready(10, "failed")}
+	realities := []pod.Reality{
+		ready(0, "up"), ready(0, "lost"), ready(1, "lost"), ready(2, "away"), ready(3, "lost"),
+		ready(4, "away"), ready(5, "up"), local, localAway, ready(7, "lost"), ready(9, "failed"), ready(10, "failed"),
+	}
 	type seen struct {
 		kind, node, state string
 		available         bool
@@ -122,11 +144,12 @@ func TestJoinPodsOnDeadNodes(t *testing.T) {
 	views := JoinPods(placements, realities, LossesOf(recs, placements, map[string]bool{"m": true}), nil)
 	for _, v := range views {
 		says, ok := want[seen{v.Kind, v.Node, v.State, v.Available}]
-		if !ok || !strings.Contains(v.Message, says) || says == "" && v.Message != "" || strings.Count(v.Message, "gone since") > 1 {
+		if !ok || !strings.Contains(v.Message, says) || says == "" && v.Message != "" ||
+			strings.Count(v.Message, "gone since") > 1 {
 			t.Errorf("%s on %s: %s %t %q", v.Kind, v.Node, v.State, v.Available, v.Message)
 		}
 	}
-	if len(views) != len(want)+1 { // two are placed on the lost one
+	if len(views) != len(want)+1 { // two pods are placed on the lost node
 		t.Errorf("%d views", len(views))
 	}
 }
@@ -134,7 +157,9 @@ func TestJoinPodsOnDeadNodes(t *testing.T) {
 func TestHeard(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
-	heard := map[string]store.Heard{"quick": {At: now.Add(-time.Second), EverySeconds: 5}, "slow": {At: now.Add(-time.Hour), EverySeconds: 5}}
+	heard := map[string]store.Heard{
+		"quick": {At: now.Add(-time.Second), EverySeconds: 5}, "slow": {At: now.Add(-time.Hour), EverySeconds: 5},
+	}
 	for name, tt := range map[string]struct{ alive, has, silent bool }{
 		"quick": {true, true, false}, "slow": {true, true, true}, "unknown": {true, false, false},
 	} {

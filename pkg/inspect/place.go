@@ -13,29 +13,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Placing says of every node whether it would take one more pod of a controller now, and in which order: by the rule and the ranking of farms.
+// Placing shows which nodes would take one more pod of a controller now, and why others would not.
 type Placing struct {
 	Name         string `json:"name"`
 	NodeSelector string `json:"node_selector,omitempty"`
 	MaxPerNode   int    `json:"max_per_node,omitempty"`
 	GroupPlacing
-	// Groups are said apart where not all pods want the same; then there are neither nodes nor what a pod takes above.
+	// Groups is set if groups have different demands on nodes. Then GroupPlacing has no Nodes and no Takes.
 	Groups []GroupPlacing `json:"groups,omitempty"`
 }
 
-// GroupPlacing is Placing for the pods of one replica group, or of all.
+// GroupPlacing is about the pods of one replica group, or of all.
 type GroupPlacing struct {
-	Role     string            `json:"role,omitempty"` // empty: of all
+	Role     string            `json:"role,omitempty"` // empty: all roles
 	Replicas int               `json:"replicas"`       // that the document asks for
 	Placed   int               `json:"placed"`         // of the controller of that name, if there is one
-	Found    int               `json:"found"`          // of those that are missing, how many find a node
+	Found    int               `json:"found"`          // how many of the missing replicas find a node
 	Takes    PodTakes          `json:"takes"`
-	Spread   string            `json:"spread,omitempty"`   // label that pods are spread over
-	Skew     int               `json:"skew,omitempty"`     // that is held
+	Spread   string            `json:"spread,omitempty"`   // pods are spread over the values of this node label
+	Skew     int               `json:"skew,omitempty"`     // the required skew
 	Affinity []rc.Preference   `json:"affinity,omitempty"` // which nodes come first
-	Pack     bool              `json:"pack,omitempty"`     // nodes with most come first
-	Out      scheduler.Reasons `json:"out"`                // nodes that take no pod, by why
-	Nodes    []PlacingNode     `json:"nodes"`              // those that take one first, in their order
+	Pack     bool              `json:"pack,omitempty"`     // nodes with the most pods come first
+	Out      scheduler.Reasons `json:"out"`                // nodes that take no pod, by reason
+	Nodes    []PlacingNode     `json:"nodes"`              // first the nodes that take a pod, by rank
 }
 
 // PodTakes is what one pod takes of a node.
@@ -46,22 +46,24 @@ type PodTakes struct {
 	DynamicPorts []string `json:"dynamic_ports,omitempty"`
 }
 
-// PlacingNode is one of them.
+// PlacingNode is one node of a GroupPlacing.
 type PlacingNode struct {
-	Name     string           `json:"name"`
-	Rank     int              `json:"rank,omitempty"`   // from 1; zero: it takes none
-	Reason   scheduler.Reason `json:"reason,omitempty"` // why it takes none
-	Lacks    string           `json:"lacks,omitempty"`  // which port, and what has it, where the reason is ports
-	Group    string           `json:"group,omitempty"`  // value of the label that pods are spread over
-	Pods     int              `json:"pods"`             // of the controller
-	Gets     int              `json:"gets"`             // of those that are missing
-	Score    int              `json:"score,omitempty"`  // sum of the weights of the document's affinity whose selectors match
-	Load     int              `json:"load"`             // thousandths: how full it would be with one more, by what it has least of
-	Used     Usage            `json:"used"`
-	Capacity Usage            `json:"capacity"`
+	Name   string           `json:"name"`
+	Rank   int              `json:"rank,omitempty"`   // from 1; zero: it takes no pod
+	Reason scheduler.Reason `json:"reason,omitempty"` // why it takes no pod
+	Lacks  string           `json:"lacks,omitempty"`  // with the reason ports: which port, and who has it
+	Group  string           `json:"group,omitempty"`  // value of the label over which pods are spread
+	Pods   int              `json:"pods"`             // of the controller
+	Gets   int              `json:"gets"`             // how many of the missing replicas it gets
+	// sum of the weights of the affinity that match
+	Score int `json:"score,omitempty"`
+	// thousandths: how full it would be with one more pod, by its scarcest resource
+	Load     int   `json:"load"`
+	Used     Usage `json:"used"`
+	Capacity Usage `json:"capacity"`
 }
 
-// Place returns what would become of pods of a document. placements are those of the controller of its name.
+// Place applies the farms' rule and ranking. placements are the pods of the controller with the document's name.
 func Place(spec *rc.Spec, placements []pod.Placement, state *plan.State) (Placing, error) {
 	groups, err := placement.NewGroups(spec, state.Epoch, state.Nodes, state.Taken)
 	if err != nil {
@@ -69,9 +71,12 @@ func Place(spec *rc.Spec, placements []pod.Placement, state *plan.State) (Placin
 	}
 	p := placer{spec: spec, groups: groups, placements: placements}
 	for i := range placements {
-		groups.Has(placements[i].Role, placements[i].Node, placements[i].RunState == pod.Running)
+		groups.AddPod(placements[i].Role, placements[i].Node, placements[i].RunState == pod.Running)
 	}
-	out := Placing{Name: spec.Name, NodeSelector: spec.NodeSelector, MaxPerNode: groups.MaxPerNode(), GroupPlacing: GroupPlacing{Out: scheduler.Reasons{}, Nodes: []PlacingNode{}}}
+	out := Placing{
+		Name: spec.Name, NodeSelector: spec.NodeSelector, MaxPerNode: groups.MaxPerNode(),
+		GroupPlacing: GroupPlacing{Out: scheduler.Reasons{}, Nodes: []PlacingNode{}},
+	}
 	lots := placement.Apart(spec.ReplicaGroups)
 	if lots == nil {
 		out.GroupPlacing, err = p.place(nil)
@@ -88,14 +93,13 @@ func Place(spec *rc.Spec, placements []pod.Placement, state *plan.State) (Placin
 	return out, nil
 }
 
-// placer places the pods of a document, one group after the other.
 type placer struct {
 	spec       *rc.Spec
 	groups     *placement.Groups
 	placements []pod.Placement
 }
 
-// place is Place for a group; nil: for all pods.
+// place returns the placing of one group; nil: of all pods.
 func (p *placer) place(g *rc.ReplicaGroup) (GroupPlacing, error) {
 	lot, err := p.groups.Lot(g)
 	if err != nil {
@@ -103,7 +107,8 @@ func (p *placer) place(g *rc.ReplicaGroup) (GroupPlacing, error) {
 	}
 	out := GroupPlacing{
 		Takes:  PodTakes{CPU: lot.Want.CPU, Memory: lot.Want.Memory, Ports: lot.Want.Ports, DynamicPorts: lot.Dynamic},
-		Spread: lot.Spread, Skew: lot.Wishes.Spread.Held(), Affinity: lot.Wishes.Affinity, Pack: lot.Pack, Out: lot.Excluded, Replicas: p.replicas(g),
+		Spread: lot.Spread, Skew: lot.Preferences.Spread.Held(), Affinity: lot.Preferences.Affinity, Pack: lot.Pack,
+		Out: lot.Excluded, Replicas: p.replicas(g),
 	}
 	for i := range p.placements {
 		if at := &p.placements[i]; at.RunState == pod.Running && (g == nil || at.Role == g.Role) {
@@ -125,11 +130,10 @@ func (p *placer) place(g *rc.ReplicaGroup) (GroupPlacing, error) {
 	for i := range max(1, out.Replicas-out.Placed) {
 		lot.Pods = append(lot.Pods, pod.Identity{RCID: "planned", Role: role, Index: i})
 	}
-	p.groups.Took(&lot, out.rank(lot.Request, &lot.Rule))
+	p.groups.AddAssigned(&lot, out.rank(lot.Request, &lot.Rule))
 	return out, nil
 }
 
-// replicas returns how many the document asks for, of a group or in all.
 func (p *placer) replicas(g *rc.ReplicaGroup) int {
 	switch {
 	case g != nil:
@@ -141,63 +145,68 @@ func (p *placer) replicas(g *rc.ReplicaGroup) int {
 	}
 }
 
-// rank fills in the nodes, and returns what the missing pods get.
-func (p *GroupPlacing) rank(request placement.Request, rule *scheduler.Rule) (assigned []placement.Assignment) {
+func (g *GroupPlacing) rank(request placement.Request, rule *scheduler.Rule) (assigned []placement.Assignment) {
 	gets := map[string]int{}
-	if p.Placed < p.Replicas {
+	if g.Placed < g.Replicas {
 		assigned, _ = placement.Assign(request)
-		p.Found = len(assigned)
+		g.Found = len(assigned)
 		for _, a := range assigned {
 			gets[a.Node]++
 		}
 	}
 	for i, n := range placement.Rank(request) {
-		line := PlacingNode{Name: n.Node, Reason: n.Reason, Group: n.Group, Pods: n.Pods, Gets: gets[n.Node], Load: n.Load, Score: n.Score}
+		line := PlacingNode{
+			Name: n.Node, Reason: n.Reason, Group: n.Group, Pods: n.Pods, Gets: gets[n.Node],
+			Load: n.Load, Score: n.Score,
+		}
 		if n.Reason == "" {
 			line.Rank = i + 1
 		} else {
-			p.Out[n.Reason]++
+			g.Out[n.Reason]++
 		}
 		if n.Reason == scheduler.Ports {
 			line.Lacks = scheduler.ClashOf(request.Nodes[n.Node], request.Reservations[n.Node], request.Want).String()
 		}
-		p.Nodes = append(p.Nodes, line.of(request.Nodes[n.Node], n.Used))
+		g.Nodes = append(g.Nodes, line.of(request.Nodes[n.Node], n.Used))
 	}
 	for _, name := range slices.Sorted(maps.Keys(request.Nodes)) {
 		v := request.Nodes[name]
 		if reason := rule.Excludes(v); reason != "" {
 			used := scheduler.UsageOf(v, request.Reservations[name])
-			line := PlacingNode{Name: name, Reason: reason, Group: scheduler.GroupOf(v, request.Spread), Pods: request.PerNode[name], Load: used.Load(v, request.Want, len(request.Dynamic), 1), Score: request.Preferences.Score(v)}
-			p.Nodes = append(p.Nodes, line.of(v, used))
+			line := PlacingNode{
+				Name: name, Reason: reason, Group: scheduler.GroupOf(v, request.Spread),
+				Pods: request.PerNode[name], Load: used.Load(v, request.Want, len(request.Dynamic), 1),
+				Score: request.Preferences.Score(v),
+			}
+			g.Nodes = append(g.Nodes, line.of(v, used))
 		}
 	}
-	out := p.Nodes[len(p.Ranked()):]
+	out := g.Nodes[len(g.Ranked()):]
 	slices.SortStableFunc(out, func(a, b PlacingNode) int {
 		return cmp.Or(cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Name, b.Name))
 	})
 	return assigned
 }
 
-// of adds what the node has, and what is taken of it.
-func (n PlacingNode) of(v *node.View, used scheduler.Usage) PlacingNode {
-	n.Used, n.Capacity = usageOf(v, used), capacityOf(v)
-	return n
+func (p PlacingNode) of(v *node.View, used scheduler.Usage) PlacingNode {
+	p.Used, p.Capacity = usageOf(v, used), capacityOf(v)
+	return p
 }
 
-// Ranked returns the nodes that take a pod, the first to be taken first.
-func (p *GroupPlacing) Ranked() []PlacingNode {
-	end := slices.IndexFunc(p.Nodes, func(n PlacingNode) bool { return n.Rank == 0 })
+// Ranked returns the nodes that take a pod, the first choice first.
+func (g *GroupPlacing) Ranked() []PlacingNode {
+	end := slices.IndexFunc(g.Nodes, func(n PlacingNode) bool { return n.Rank == 0 })
 	if end < 0 {
-		end = len(p.Nodes)
+		end = len(g.Nodes)
 	}
-	return p.Nodes[:end]
+	return g.Nodes[:end]
 }
 
-// Refusing returns the names of the nodes that take no pod for a reason.
-func (p *GroupPlacing) Refusing(reason scheduler.Reason) (names []string) {
-	for i := range p.Nodes {
-		if p.Nodes[i].Reason == reason {
-			names = append(names, p.Nodes[i].Name)
+// Refusing returns the nodes that take no pod because of the reason.
+func (g *GroupPlacing) Refusing(reason scheduler.Reason) (names []string) {
+	for i := range g.Nodes {
+		if g.Nodes[i].Reason == reason {
+			names = append(names, g.Nodes[i].Name)
 		}
 	}
 	return names

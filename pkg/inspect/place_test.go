@@ -13,24 +13,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// racks are machines of two racks with two cores each.
+// racks returns a state with nodes of these names. Each node has two cores, and its rack is the first letter of its
+// name.
 func racks(names ...string) *plan.State {
 	state := &plan.State{Nodes: map[string]*node.View{}, Taken: map[string]node.Reservation{}}
 	for _, name := range names {
-		state.Nodes[name] = &node.View{Node: node.Node{Name: name, Labels: map[string]string{"rack": name[:1]}, Capacity: node.Capacity{Slots: 9, CPU: 2000}}, Alive: true}
+		state.Nodes[name] = &node.View{Node: node.Node{
+			Name: name, Labels: map[string]string{"rack": name[:1]}, Capacity: node.Capacity{Slots: 9, CPU: 2000},
+		}, Alive: true}
 	}
 	return state
 }
 
-// placed are pods of a role on nodes.
+// placed returns placements of a role, one on each of these nodes.
 func placed(role string, names ...string) (on []pod.Placement) {
 	for i, name := range names {
-		on = append(on, pod.Placement{Identity: pod.Identity{RCID: "01", Role: role, Index: i}, Node: name, RunState: pod.Running})
+		on = append(on,
+			pod.Placement{Identity: pod.Identity{RCID: "01", Role: role, Index: i}, Node: name, RunState: pod.Running})
 	}
 	return on
 }
 
-// Each group is placed with its own resources and wishes, after those before it, as a pass does. A group's own skew counts its pods alone.
+// Each group is placed with its own resources and preferences, after the groups before it, in the same way as in a
+// farm's pass. If a group has its own skew, only its pods are counted.
 func TestPlaceByGroup(t *testing.T) {
 	t.Parallel()
 	two, three, cpu := 2, 3, manifest.Resources{CPU: 1500}
@@ -43,25 +48,47 @@ func TestPlaceByGroup(t *testing.T) {
 		on         []pod.Placement
 		want       string
 	}{
-		"alike: not by group": {groups: []rc.ReplicaGroup{{Role: "a", Count: &two}, {Role: "b", Count: &two}}, want: ": 4 of 4 get a1 1 a2 1 b1 1 b2 1"},
+		"alike: not by group": {
+			groups: []rc.ReplicaGroup{{Role: "a", Count: &two}, {Role: "b", Count: &two}},
+			want:   ": 4 of 4 get a1 1 a2 1 b1 1 b2 1",
+		},
 		"what those before took is gone": {
-			groups: []rc.ReplicaGroup{{Role: "big", Count: &three, Resources: &cpu}, {Role: "more", Count: &two, Resources: &cpu}},
-			want:   "big: 3 of 3 get 3 nodes; more: 1 of 2, resources: 3",
+			groups: []rc.ReplicaGroup{
+				{Role: "big", Count: &three, Resources: &cpu},
+				{Role: "more", Count: &two, Resources: &cpu},
+			},
+			want: "big: 3 of 3 get 3 nodes; more: 1 of 2, resources: 3",
 		},
 		"its own skew counts its pods": {
-			groups: []rc.ReplicaGroup{{Role: "near", Count: &two}, {Role: "even", Count: &two, Spread: required}}, on: placed("near", "a1", "a2"),
+			groups: []rc.ReplicaGroup{
+				{Role: "near", Count: &two},
+				{Role: "even", Count: &two, Spread: required},
+			}, on: placed("near", "a1", "a2"),
 			want: "near: 0 of 0; even: 2 of 2 get a 1 b 1",
 		},
 		"the controller's counts all": {
-			controller: required, groups: []rc.ReplicaGroup{{Role: "near", Count: &two, Placing: rc.PlaceSpread}, {Role: "rest", Count: &two}}, on: placed("near", "a1", "a2"),
+			controller: required, groups: []rc.ReplicaGroup{
+				{Role: "near", Count: &two, Placing: rc.PlaceSpread},
+				{Role: "rest", Count: &two},
+			}, on: placed("near", "a1", "a2"),
 			want: "near: 0 of 0; rest: 2 of 2 get b 2",
 		},
 		"what those before got counts for the controller's": {
-			controller: required, groups: []rc.ReplicaGroup{{Role: "near", Count: &two, Spread: rc.Spread{Label: "x"}, Affinity: []rc.Preference{{Selector: "rack=a", Weight: 1}}}, {Role: "rest", Count: &two}},
+			controller: required,
+			groups: []rc.ReplicaGroup{{
+				Role:  "near",
+				Count: &two, Spread: rc.Spread{Label: "x"},
+				Affinity: []rc.Preference{{Selector: "rack=a", Weight: 1}},
+			}, {
+				Role: "rest", Count: &two,
+			}},
 			want: "near: 2 of 2 get a 2; rest: 2 of 2 get b 2",
 		},
 	} {
-		spec := &rc.Spec{Name: "db", Spread: c.controller, ReplicaGroups: c.groups, Pod: &manifest.Manifest{Version: 1, ID: "db", Launchables: []manifest.Launchable{server}}}
+		spec := &rc.Spec{
+			Name: "db", Spread: c.controller, ReplicaGroups: c.groups,
+			Pod: &manifest.Manifest{Version: 1, ID: "db", Launchables: []manifest.Launchable{server}},
+		}
 		state := racks("a1", "a2", "b1", "b2")
 		got, err := Place(spec, c.on, state)
 		if err != nil {
@@ -76,7 +103,7 @@ func TestPlaceByGroup(t *testing.T) {
 	}
 }
 
-// groupText says what groups get, in the words of what is wanted: by node, by rack, or as a number of nodes.
+// groupText describes the nodes that groups get, in the form that want has: by node, by rack, or as a number of nodes.
 func groupText(p *Placing, want string) string {
 	groups := p.Groups
 	if len(groups) == 0 {
@@ -117,12 +144,13 @@ func groupText(p *Placing, want string) string {
 	return strings.Join(parts, "; ")
 }
 
-// What keeps a group from being placed is said of the group that lacks nodes, with its own resources and its own spread.
+// The causes of a shortage name the group that lacks nodes. They follow from the group's own resources and spread.
 func TestWhyAGroupLacksNodes(t *testing.T) {
 	t.Parallel()
 	two := 2
 	s := well()
-	s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "big", Count: &two}, rc.ReplicaGroup{Role: "even", Count: &two, Spread: rc.Spread{Label: "zone", When: rc.Require}})
+	s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "big", Count: &two},
+		rc.ReplicaGroup{Role: "even", Count: &two, Spread: rc.Spread{Label: "zone", When: rc.Require}})
 	s.RC.GroupManifests = map[string]string{"big": "b"}
 	for _, name := range []string{"n1", "n2"} {
 		s.Nodes[name].Capacity = node.Capacity{Slots: 9, CPU: 1000}
@@ -139,19 +167,20 @@ func TestWhyAGroupLacksNodes(t *testing.T) {
 	all := strings.Join(text, "\n")
 	for _, want := range []string{
 		"For big: These nodes (2 of 2) have no slot, CPU or memory left for it: n1, n2.",
-		"For even: These nodes (2 of 2) are in groups that have as many of its pods as spread lets them, or in none: n1, n2.",
+		"For even: These nodes (2 of 2) are in groups that have as many of its pods as spread allows, or are in no " +
+			"group: n1, n2.",
 	} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in\n%s", want, all)
 		}
 	}
 	s.RC.ReplicaGroups = s.RC.ReplicaGroups[:2]
-	s.Groups = nil // it cannot be read: what its pods take is not known
+	s.Groups = nil // unreadable, so it is unknown how much its pods take
 	all = ""
 	for _, cause := range Explain(s).Causes {
 		all += cause.What + "\n"
 	}
-	if !strings.Contains(all, "By now there is room on n1, n2.") || strings.Contains(all, "For big") {
+	if !strings.Contains(all, "These nodes have capacity now: n1, n2.") || strings.Contains(all, "For big") {
 		t.Error(all)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,28 +18,33 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// PodView is one replica on one node: the farm's decision joined with the node's report.
+// PodView is one replica on one node: the placement joined with the node's report.
 type PodView struct {
-	Name            string            `json:"name"` // <pod id>-<role>-<index>, for display
-	RCID            string            `json:"rc_id"`
-	RCName          string            `json:"rc_name"` // empty when the rc has no readable record
-	PodID           string            `json:"pod_id"`
-	Role            string            `json:"role"`
-	Index           int               `json:"index"`
-	Node            string            `json:"node"`
-	Kind            string            `json:"kind"`  // placed, ghost (left this node, stop not confirmed), orphan (no placement) or local (of its node alone)
-	State           string            `json:"state"` // as reported; "placed" before the first report, "lost" when the node is gone, "unknown" when the report cannot be read, or is about a pod that nobody has placed on a node without a preparer
-	Available       bool              `json:"available"`
-	Restarts        int               `json:"restarts"`
-	Digest          string            `json:"digest"`           // that the farm asks for; for an orphan that the node runs
-	Revision        int64             `json:"revision"`         // that the farm asks for; zero for an orphan
-	AppliedRevision int64             `json:"applied_revision"` // that the node has carried out; zero before the first report
+	Name   string `json:"name"` // <pod id>-<role>-<index>, for display
+	RCID   string `json:"rc_id"`
+	RCName string `json:"rc_name"` // empty if the rc has no readable record
+	PodID  string `json:"pod_id"`
+	Role   string `json:"role"`
+	Index  int    `json:"index"`
+	Node   string `json:"node"`
+	// placed, ghost (moved off this node, stop not confirmed), orphan (no placement) or local (without a controller)
+	Kind string `json:"kind"`
+	// as reported; "placed" before the first report, "lost" if the node is gone, "unknown" if the report cannot be
+	// read, or if the pod has no placement and the node has no preparer
+	State     string `json:"state"`
+	Available bool   `json:"available"`
+	Restarts  int    `json:"restarts"`
+	// that the farm asks for; for an orphan, that the node runs
+	Digest   string `json:"digest"`
+	Revision int64  `json:"revision"` // of the intent; zero for an orphan
+	// that the node has applied; zero before the first report
+	AppliedRevision int64             `json:"applied_revision"`
 	RunState        pod.RunState      `json:"run_state"`        // that the farm asks for; empty for an orphan
-	Labels          map[string]string `json:"labels,omitempty"` // that the farm gave it; none of an orphan
+	Labels          map[string]string `json:"labels,omitempty"` // that the farm gave it; an orphan has none
 	Ports           map[string]int    `json:"ports,omitempty"`
 	Message         string            `json:"message"`
 	LastExit        *pod.Exit         `json:"last_exit,omitempty"`
-	Since           *time.Time        `json:"since,omitempty"` // in the reported state
+	Since           *time.Time        `json:"since,omitempty"` // when the reported state began
 	LostSince       *time.Time        `json:"lost_since,omitempty"`
 	UnmanagedSince  *time.Time        `json:"unmanaged_since,omitempty"`
 }
@@ -51,16 +57,15 @@ const (
 	Local  = "local"
 )
 
-// The states of a PodView besides those that nodes report.
+// The states of a PodView that no node reports.
 const (
 	statePlaced = "placed"
 	Lost        = "lost"
-	Unknown     = "unknown" // its node's report cannot be read
+	Unknown     = "unknown" // it is not known whether the pod runs; see PodView.State
 )
 
-// JoinPods joins placements with what nodes report, and adds the copies on nodes that a pod has left and the pods that
-// run without a placement. Losses are those of their nodes, and rcNames maps ids of controllers to names. The result is
-// sorted by rc name, role, index, node.
+// JoinPods joins placements with the reports of nodes, and adds ghosts and pods without a placement. rcNames has the
+// names of controllers, by id. The result is sorted by rc name, role, index, node.
 func JoinPods(placements []pod.Placement, realities []pod.Reality, losses Losses, rcNames map[string]string) []PodView {
 	reported := make(map[store.At]*pod.Reality, len(realities))
 	for i := range realities {
@@ -88,7 +93,7 @@ func JoinPods(placements []pod.Placement, realities []pod.Reality, losses Losses
 			v := viewOf(r.Identity, r.Node, r.LocalService(), Local, r)
 			v.Digest, v.Available = r.Digest, r.Available
 			views = append(views, v)
-		default: // nobody has placed it there
+		default: // no farm has placed it there
 			v := viewOf(r.Identity, r.Node, "", Orphan, r)
 			v.Digest = r.Digest
 			if _, dead := losses[r.Node]; dead {
@@ -101,7 +106,7 @@ func JoinPods(placements []pod.Placement, realities []pod.Reality, losses Losses
 	}
 	for i := range views {
 		views[i].RCName = rcNames[views[i].RCID]
-		losses.believe(&views[i])
+		losses.correct(&views[i])
 	}
 	slices.SortFunc(views, func(a, b PodView) int {
 		return cmp.Or(cmp.Compare(a.RCName, b.RCName), cmp.Compare(a.RCID, b.RCID), cmp.Compare(a.Role, b.Role),
@@ -110,7 +115,6 @@ func JoinPods(placements []pod.Placement, realities []pod.Reality, losses Losses
 	return views
 }
 
-// placedView is a pod where the farm wants it.
 func placedView(p *pod.Placement, r *pod.Reality) PodView {
 	v := viewOf(p.Identity, p.Node, p.PodID, Placed, r)
 	v.Digest, v.Revision, v.RunState, v.Ports, v.Labels = p.Digest, p.Revision, p.RunState, p.Ports, p.Labels
@@ -119,9 +123,9 @@ func placedView(p *pod.Placement, r *pod.Reality) PodView {
 	switch {
 	case p.LostSince != nil:
 		v.State = Lost
-		v.note("its node is gone since %s", p.LostSince.UTC().Format(time.RFC3339))
+		v.note("its node is gone since %s", At(*p.LostSince))
 	case p.UnmanagedSince != nil:
-		v.note("the preparer of its node is away since %s", p.UnmanagedSince.UTC().Format(time.RFC3339))
+		v.note("the preparer of its node is away since %s", At(*p.UnmanagedSince))
 	}
 	switch {
 	case r == nil:
@@ -130,14 +134,13 @@ func placedView(p *pod.Placement, r *pod.Reality) PodView {
 		if v.State != Lost {
 			v.State = string(pod.StateStopping)
 		}
-		v.note("stop asked for, not confirmed by its node")
+		v.note("stop requested, not confirmed by its node")
 	case r.Digest != p.Digest && r.State != pod.StateStopped:
 		v.note("still runs manifest %s", Short(r.Digest))
 	}
 	return v
 }
 
-// ghostView is the copy on a node that the pod has left.
 func ghostView(p *pod.Placement, g pod.Ghost, r *pod.Reality) PodView {
 	v := viewOf(p.Identity, g.Node, p.PodID, Ghost, r)
 	v.Digest, v.Revision, v.RunState, v.Labels = p.Digest, g.Revision, pod.Stopped, p.Labels
@@ -163,15 +166,14 @@ func viewOf(id pod.Identity, node, podID, kind string, r *pod.Reality) PodView {
 	return v
 }
 
-// note adds a sentence of rcctl's own to what the node says.
-func (v *PodView) note(format string, args ...any) {
-	if v.Message != "" {
-		v.Message += "; "
+func (p *PodView) note(format string, args ...any) {
+	if p.Message != "" {
+		p.Message += "; "
 	}
-	v.Message += fmt.Sprintf(format, args...)
+	p.Message += fmt.Sprintf(format, args...)
 }
 
-// MarkUnreadable says of pods whose nodes' reports are there and cannot be read that this is why nothing is known of them.
+// MarkUnreadable marks the pods whose report cannot be read.
 func MarkUnreadable(views []PodView, bad []error, keys *store.Keys) {
 	unreadable := map[string]bool{}
 	for _, err := range bad {
@@ -182,12 +184,12 @@ func MarkUnreadable(views []PodView, bad []error, keys *store.Keys) {
 	}
 	for i := range views {
 		if v := &views[i]; unreadable[keys.Realities.Key(v.Node, v.Identity().String())] {
-			v.State, v.Message = Unknown, "what "+v.Node+" reports cannot be read"
+			v.State, v.Message = Unknown, "the report of node "+v.Node+" cannot be read"
 		}
 	}
 }
 
-// FilterPods keeps the pods of one controller, of one node, or both; empty means all.
+// FilterPods keeps the pods of a controller, of a node, or both; empty means all.
 func FilterPods(views []PodView, rcID, node string) []PodView {
 	return slices.DeleteFunc(views, func(v PodView) bool {
 		return rcID != "" && v.RCID != rcID || node != "" && v.Node != node
@@ -195,16 +197,17 @@ func FilterPods(views []PodView, rcID, node string) []PodView {
 }
 
 // SlashName names a pod by its controller.
-func (v *PodView) SlashName() string {
-	return fmt.Sprintf("%s/%s.%d", cmp.Or(v.RCName, v.RCID), v.Role, v.Index)
+func (p *PodView) SlashName() string {
+	return fmt.Sprintf("%s/%s.%d", cmp.Or(p.RCName, p.RCID), p.Role, p.Index)
 }
 
-// Identity is whose copy it is.
-func (v *PodView) Identity() pod.Identity {
-	return pod.Identity{RCID: v.RCID, Role: v.Role, Index: v.Index}
+// Identity is the identity of the replica.
+func (p *PodView) Identity() pod.Identity {
+	return pod.Identity{RCID: p.RCID, Role: p.Role, Index: p.Index}
 }
 
-// LogLabels returns, for each copy, what its lines bear among those of others: the name of the pod, or more where another copy has it, too.
+// LogLabels returns the label of each copy's log lines: its name, or, if another copy has that name, its controller and
+// node, too.
 func LogLabels(views []PodView) []string {
 	named := map[string]int{}
 	for i := range views {
@@ -219,8 +222,8 @@ func LogLabels(views []PodView) []string {
 	return labels
 }
 
-// PodsNamed returns the copies that a reference means: those with exactly that name, or else those whose name begins with
-// it. Of the copies of one pod, the one where it is placed counts.
+// PodsNamed returns the copies with exactly that name, else those whose name begins with it. If all are copies of one
+// pod, it returns only the placed copy.
 func PodsNamed(views []PodView, ref string) []PodView {
 	match := func(matches func(name string) bool) []PodView {
 		var found []PodView
@@ -238,42 +241,43 @@ func PodsNamed(views []PodView, ref string) []PodView {
 		found = match(func(name string) bool { return strings.HasPrefix(name, ref) })
 	}
 	placed := slices.IndexFunc(found, func(v PodView) bool { return v.Kind == Placed })
-	if placed < 0 || slices.ContainsFunc(found, func(v PodView) bool { return v.Identity() != found[placed].Identity() }) {
+	if placed < 0 ||
+		slices.ContainsFunc(found, func(v PodView) bool { return v.Identity() != found[placed].Identity() }) {
 		return found
 	}
 	return found[placed : placed+1]
 }
 
-// maxPodEvents bounds how many acts a description lists.
 const maxPodEvents = 10
 
-// PodDescription is all that is known of one copy of a pod.
+// PodDescription is all that is known about a copy.
 type PodDescription struct {
 	PodView
 	NodeAlive   bool         `json:"node_alive"` // its preparer lives
 	NodeAPI     string       `json:"node_api,omitempty"`
-	ChangedAt   *time.Time   `json:"changed_at,omitempty"` // when the farm decided last
+	ChangedAt   *time.Time   `json:"changed_at,omitempty"` // when the farm last decided about it
 	Ghosts      []pod.Ghost  `json:"ghosts,omitempty"`
-	Intent      *pod.Intent  `json:"intent,omitempty"`       // what the node is told
-	Reality     *pod.Reality `json:"reality,omitempty"`      // what the node says
-	LastReality *pod.Reality `json:"last_reality,omitempty"` // what it said last, where that is not believed any more
-	Events      []PodEvent   `json:"events"`                 // what was done about it, the newest last
+	Intent      *pod.Intent  `json:"intent,omitempty"`
+	Reality     *pod.Reality `json:"reality,omitempty"`
+	LastReality *pod.Reality `json:"last_reality,omitempty"` // the last report, if it may not be true any more
+	Events      []PodEvent   `json:"events"`                 // from audit records, the newest last
 }
 
-// PodEvent is one act about a pod.
+// PodEvent is one line of an audit record about a pod.
 type PodEvent struct {
 	At   time.Time `json:"at"`
 	Who  string    `json:"who"`
 	What string    `json:"what"`
 }
 
-// eventsOf returns what was done about a pod, the newest last. Acts name pods as ROLE.INDEX.
+// eventsOf returns the newest lines of audit records about a pod, the newest last.
 func eventsOf(acts []store.Audit, id pod.Identity) []PodEvent {
 	events := []PodEvent{}
 	name := id.Role + "." + strconv.Itoa(id.Index)
 	for _, a := range acts {
 		for _, line := range a.Changes {
-			if slices.ContainsFunc(strings.Fields(line), func(word string) bool { return strings.Trim(word, ":,;()") == name }) {
+			if slices.ContainsFunc(strings.Fields(line),
+				func(word string) bool { return strings.Trim(word, ":,;()") == name }) {
 				events = append(events, PodEvent{At: a.At.UTC(), Who: a.Who, What: line})
 			}
 		}
@@ -281,16 +285,16 @@ func eventsOf(acts []store.Audit, id pod.Identity) []PodEvent {
 	return events[max(0, len(events)-maxPodEvents):]
 }
 
-// PodRecords is what a description of a pod is joined from, besides what the list of pods holds.
+// PodRecords has what Describe needs besides a PodView.
 type PodRecords struct {
-	Node       *store.Rec[node.Node] // nil: missing or unreadable
+	Node       *store.Rec[node.Node] // nil: unreadable; a missing record is empty
 	Placements []store.Rec[pod.Placement]
 	Intents    []store.Rec[pod.Intent]
 	Reality    *pod.Reality // nil: none
 	Acts       []store.Audit
 }
 
-// Describe joins all that is known of one copy of a pod.
+// Describe joins all that is known about a copy.
 func Describe(view *PodView, in *PodRecords) PodDescription {
 	id := view.Identity()
 	d := PodDescription{PodView: *view, Reality: in.Reality, Events: eventsOf(in.Acts, id)}
@@ -313,13 +317,31 @@ func Describe(view *PodView, in *PodRecords) PodDescription {
 	return d
 }
 
-// Selected keeps what a selector selects.
+// Selected keeps the views that a selector selects.
 func Selected[V any](views []V, sel labels.Selector, labelsOf func(*V) map[string]string) []V {
 	return slices.DeleteFunc(views, func(v V) bool { return !sel.Matches(labels.Set(labelsOf(&v))) })
 }
 
-// LabelSet is what selectors look at: the labels that the farm gave the pod, and those that every pod has. Of an orphan, which nobody has
-// placed, there is only the controller.
-func (v *PodView) LabelSet() map[string]string {
-	return ourlabels.OfPod(v.RCID, v.PodID, v.Labels)
+// LabelsLacking returns the keys that a selector requires and no set has, and all keys of the sets, both sorted.
+func LabelsLacking(sel labels.Selector, sets []map[string]string) (lacking, keys []string) {
+	all := map[string]bool{}
+	for _, set := range sets {
+		for key := range set {
+			all[key] = true
+		}
+	}
+	requirements, _ := sel.Requirements()
+	for i := range requirements {
+		r := &requirements[i]
+		if key := r.Key(); !all[key] && !r.Matches(labels.Set{}) && !slices.Contains(lacking, key) {
+			lacking = append(lacking, key)
+		}
+	}
+	slices.Sort(lacking)
+	return lacking, slices.Sorted(maps.Keys(all))
+}
+
+// LabelSet returns the labels for selectors, with those that every pod has.
+func (p *PodView) LabelSet() map[string]string {
+	return ourlabels.OfPod(p.RCID, p.PodID, p.Labels)
 }

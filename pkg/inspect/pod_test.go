@@ -21,14 +21,17 @@ func TestPodsNamed(t *testing.T) {
 		if kind == Orphan {
 			podID = ""
 		}
-		return PodView{Name: PodName(podID, id), RCID: id.RCID, RCName: rc, Role: role, Index: index, Node: node, Kind: kind}
+		return PodView{
+			Name: PodName(podID, id), RCID: id.RCID, RCName: rc, Role: role, Index: index, Node: node, Kind: kind,
+		}
 	}
 	views := []PodView{
-		view("web", "main", 1, "n1", Placed), view("web", "main", 1, "n2", Ghost), view("web", "main", 10, "n3", Placed),
-		view("web-api", "main", 0, "n4", Placed), view("db", "main", 0, "n5", Orphan), view("cache", "main", 0, "n6", Orphan),
+		view("web", "main", 1, "n1", Placed), view("web", "main", 1, "n2", Ghost),
+		view("web", "main", 10, "n3", Placed), view("web-api", "main", 0, "n4", Placed),
+		view("db", "main", 0, "n5", Orphan), view("cache", "main", 0, "n6", Orphan),
 	}
 	for ref, want := range map[string]string{
-		"web-main-1":      "n1", // not web-main-10, and where it is placed
+		"web-main-1":      "n1", // not web-main-10; and the node of the placement
 		"web-main-10":     "n3",
 		"web/main.1":      "n1",
 		"01web/main.10":   "n3",
@@ -75,7 +78,10 @@ func TestJoinPods(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	id := func(i int) pod.Identity { return pod.Identity{RCID: "r", Role: "main", Index: i} }
 	reality := func(i int, node string, revision int64, state pod.State) pod.Reality {
-		return pod.Reality{Identity: id(i), Node: node, Digest: "d", Revision: revision, State: state, Available: state == pod.StateReady}
+		return pod.Reality{
+			Identity: id(i), Node: node, Digest: "d",
+			Revision: revision, State: state, Available: state == pod.StateReady,
+		}
 	}
 	placement := func(i int, change func(*pod.Placement)) pod.Placement {
 		p := pod.Placement{Identity: id(i), Node: "n1", PodID: "web", Digest: "d", RunState: pod.Running, Revision: 5}
@@ -95,8 +101,9 @@ func TestJoinPods(t *testing.T) {
 			placement(7, func(p *pod.Placement) { p.RunState = pod.Stopped }),
 		},
 		[]pod.Reality{
-			reality(0, "n1", 5, pod.StateReady), reality(2, "n1", 4, pod.StateReady), reality(3, "n1", 5, pod.StateReady),
-			reality(4, "n1", 5, pod.StateReady), reality(5, "n1", 4, pod.StateReady), reality(5, "n2", 5, pod.StateStarting),
+			reality(0, "n1", 5, pod.StateReady), reality(2, "n1", 4, pod.StateReady),
+			reality(3, "n1", 5, pod.StateReady), reality(4, "n1", 5, pod.StateReady),
+			reality(5, "n1", 4, pod.StateReady), reality(5, "n2", 5, pod.StateStarting),
 			reality(6, "n1", 4, pod.StateReady), reality(7, "n1", 5, pod.StateStopped),
 			reality(8, "n3", 1, pod.StateReady), reality(9, "n3", 1, pod.StateStopped),
 		}, nil, map[string]string{"r": "web-rc"})
@@ -105,12 +112,16 @@ func TestJoinPods(t *testing.T) {
 		if v.RCName != "web-rc" {
 			t.Errorf("%+v", v)
 		}
-		got = append(got, strings.Join([]string{v.Name, v.Node, v.Kind, v.State, map[bool]string{true: "yes", false: "no"}[v.Available], v.Message}, "|"))
+		got = append(got,
+			strings.Join([]string{
+				v.Name, v.Node, v.Kind, v.State,
+				map[bool]string{true: "yes", false: "no"}[v.Available], v.Message,
+			}, "|"))
 	}
 	want := []string{
 		"web-main-0|n1|placed|ready|yes|",
 		"web-main-1|n1|placed|placed|no|n1 has not reported yet",
-		"web-main-2|n1|placed|stopping|no|stop asked for, not confirmed by its node",
+		"web-main-2|n1|placed|stopping|no|stop requested, not confirmed by its node",
 		"web-main-3|n1|placed|lost|no|its node is gone since 2026-01-02T03:04:05Z",
 		"web-main-4|n1|placed|ready|yes|the preparer of its node is away since 2026-01-02T03:04:05Z",
 		"web-main-5|n2|placed|starting|no|",

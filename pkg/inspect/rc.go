@@ -12,51 +12,55 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// The structs below are what -o json and -o yaml print; rcctl rc get -o yaml prints an RCDocument. They are an interface: fields are added, never renamed or
-// removed. Times are RFC 3339 in UTC, lengths of time are text with a unit. Lists are never null.
+// -o json and -o yaml print the structs below; rcctl rc get -o yaml prints an RCDocument. Other programs read this
+// output, so we add fields, but never rename or remove a field. Times are RFC 3339 in UTC, lengths of time are text
+// with a unit. Lists are never null.
 
-// RCView is one controller: what it asks for, and its status.
+// RCView is one controller and its status.
 type RCView struct {
-	ID            string            `json:"id"`
-	Name          string            `json:"name"`
-	State         string            `json:"state"` // one word, see stateOf
-	Generation    int64             `json:"generation"`
-	ChangedBy     string            `json:"changed_by"`
-	DeletedAt     *time.Time        `json:"deleted_at,omitempty"`
-	Disabled      bool              `json:"disabled"`
-	Labels        map[string]string `json:"labels,omitempty"`
-	NodeSelector  string            `json:"node_selector"` // empty selects every node
-	PodLabels     map[string]string `json:"pod_labels,omitempty"`
-	Mode          rc.Mode           `json:"mode,omitempty"` // empty: replicas
-	Replicas      int               `json:"replicas"`       // of all groups together; with the mode each-node, nodes that ask for a pod
+	ID           string            `json:"id"`
+	Name         string            `json:"name"`
+	State        string            `json:"state"` // one word, see StateOf
+	Generation   int64             `json:"generation"`
+	ChangedBy    string            `json:"changed_by"`
+	DeletedAt    *time.Time        `json:"deleted_at,omitempty"`
+	Disabled     bool              `json:"disabled"`
+	Labels       map[string]string `json:"labels,omitempty"`
+	NodeSelector string            `json:"node_selector"` // empty selects every node
+	PodLabels    map[string]string `json:"pod_labels,omitempty"`
+	Mode         rc.Mode           `json:"mode,omitempty"` // empty: replicas
+	// of all groups together; with the mode each-node, the number of matching nodes
+	Replicas      int               `json:"replicas"`
 	ReplicaGroups []rc.ReplicaGroup `json:"replica_groups"`
 	MaxPerNode    int               `json:"max_per_node"`    // zero: no limit
 	Spread        rc.Spread         `json:"spread,omitzero"` // over the values of a node label
 	Affinity      []rc.Preference   `json:"affinity,omitempty"`
 	Placing       rc.Placing        `json:"placing,omitempty"` // empty: spread
 	MinAvailable  int               `json:"min_available"`     // in effect, default included
-	// MinAvailableAsked is what was asked for, where there are fewer replicas.
+	// the minimum in the document, if it is higher than the number of replicas
 	MinAvailableAsked *int         `json:"min_available_asked,omitempty"`
 	MaxSurge          int          `json:"max_surge"` // in effect, default included
 	NodeLoss          NodeLossView `json:"node_loss"`
-	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available, default included.
-	ProgressDeadline field.Duration     `json:"progress_deadline"`
-	Strategy         rc.Strategy        `json:"strategy"`
-	ManifestDigest   string             `json:"manifest_digest"`
-	GroupManifests   map[string]string  `json:"group_manifests,omitempty"` // digests by role, of the groups whose manifest is another
-	Manifest         *manifest.Manifest `json:"manifest,omitempty"`        // only from rc get
-	Defaulted        []string           `json:"defaulted"`                 // which of the above are not as a document has set them, as name=value
-	Status           *StatusView        `json:"status"`                    // null while no farm has reported
+	// how long an upgraded or moved pod may take to become available, default included
+	ProgressDeadline field.Duration `json:"progress_deadline"`
+	Strategy         rc.Strategy    `json:"strategy"`
+	ManifestDigest   string         `json:"manifest_digest"`
+	// digests by role, of the groups with a manifest of their own
+	GroupManifests map[string]string  `json:"group_manifests,omitempty"`
+	Manifest       *manifest.Manifest `json:"manifest,omitempty"` // only from rc get
+	// the fields above that were filled in, as name=value
+	Defaulted []string    `json:"defaulted"`
+	Status    *StatusView `json:"status"` // null while no farm has reported
 }
 
-// NodeLossView says when the pods of a lost node are replaced, defaults included.
+// NodeLossView is when the pods of a lost node are replaced, defaults included.
 type NodeLossView struct {
 	Action         string         `json:"action"`
 	After          field.Duration `json:"after"`
 	UnmanagedAfter field.Duration `json:"unmanaged_after"`
 }
 
-// counted returns a controller as its farm counts it: one with a pod on each node asks for as many as its status says.
+// counted returns a controller with the number of replicas that its farm uses. For each-node it is in the status.
 func counted(r *rc.RC, st *rc.Status) *rc.RC {
 	if !r.EachNode() {
 		return r
@@ -81,9 +85,12 @@ func NewRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 	v := RCView{
 		ID: r.ID, Name: r.Name, State: StateOf(r, st, farms), Generation: r.Generation, ChangedBy: r.ChangedBy,
 		DeletedAt: r.DeletedAt, Disabled: r.Disabled, Labels: r.Labels, NodeSelector: r.NodeSelector,
-		PodLabels: r.PodLabels, Mode: r.Mode, Replicas: c.Desired(), ReplicaGroups: append([]rc.ReplicaGroup{}, r.ReplicaGroups...), MaxPerNode: r.MaxPerNode, Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing,
+		PodLabels: r.PodLabels, Mode: r.Mode, Replicas: c.Desired(),
+		ReplicaGroups: append([]rc.ReplicaGroup{}, r.ReplicaGroups...),
+		MaxPerNode:    r.MaxPerNode, Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing,
 		MinAvailable: c.MinimumAvailable(), MaxSurge: r.Surge(), Strategy: r.Strategy,
-		ManifestDigest: r.ManifestDigest, GroupManifests: r.GroupManifests, ProgressDeadline: field.Duration(r.Deadline()),
+		ManifestDigest: r.ManifestDigest, GroupManifests: r.GroupManifests,
+		ProgressDeadline: field.Duration(r.Deadline()),
 		NodeLoss: NodeLossView{
 			Action:         cmp.Or(r.NodeLoss.Action, loss),
 			After:          field.Duration(r.NodeLoss.After.Or(rc.DefaultNodeLossAfter)),
@@ -101,7 +108,7 @@ func NewRCView(r *rc.RC, st *rc.Status, farms []store.Member) RCView {
 	return v
 }
 
-// JoinRCs joins controllers with their status. The result is sorted by name.
+// JoinRCs joins controllers with their status, sorted by name.
 func JoinRCs(recs []store.Rec[rc.RC], found []store.Rec[rc.Status], farms []store.Member) []RCView {
 	statuses := make(map[string]*rc.Status, len(found))
 	for i := range found {

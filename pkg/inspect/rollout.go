@@ -13,13 +13,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// How many characters a bar has.
+// in characters
 const (
 	barWidth  = 30
 	narrowBar = 5
 )
 
-// bar draws a share.
 func bar(part, whole, width int) string {
 	filled := width
 	if whole > 0 {
@@ -28,8 +27,8 @@ func bar(part, whole, width int) string {
 	return "[" + strings.Repeat("#", filled) + strings.Repeat(".", width-filled) + "]"
 }
 
-// Lines is what a terminal of a size shows of a rollout; zero is no limit. A narrow one has shorter bars, a low one only that of the stage
-// under way. All else is as long as it is.
+// Lines returns the lines that show a rollout on a terminal of this size; zero: no limit. With few columns, bars are
+// shorter. With few rows, only the present stage has a bar.
 func (v *RolloutView) Lines(now time.Time, columns, rows int) []string {
 	var text []string
 	for _, r := range v.Revisions {
@@ -40,7 +39,7 @@ func (v *RolloutView) Lines(now time.Time, columns, rows int) []string {
 			text = append(text, "  "+reason)
 		}
 	}
-	for _, f := range v.Failures {
+	for _, f := range v.unnamedIn(shown(v.Reason, columns), shown(v.Stuck, columns)) {
 		text = append(text, "  failing: "+f)
 	}
 	text = append(text, v.Tail...)
@@ -49,12 +48,12 @@ func (v *RolloutView) Lines(now time.Time, columns, rows int) []string {
 	return slices.Concat([]string{head}, v.bars(all, columns), text)
 }
 
-// bars draws a bar for each stage, or for the one under way.
 func (v *RolloutView) bars(all bool, columns int) []string {
 	var lines []string
 	width := barWidth
 	if columns > 0 {
-		width = min(width, max(narrowBar, columns-len(fmt.Sprintf("stage %d of %d  []  %s", v.Stages, v.Stages, v.Phase))))
+		width = min(width,
+			max(narrowBar, columns-len(fmt.Sprintf("stage %d of %d  []  %s", v.Stages, v.Stages, v.Phase))))
 	}
 	for stage := 1; stage <= v.Stages; stage++ {
 		if !all && stage != v.Stage {
@@ -81,18 +80,17 @@ func (v *RolloutView) bars(all bool, columns int) []string {
 	return lines
 }
 
-// maxBars is for how many stages there is a bar each.
 const maxBars = 12
 
-// Asked says what an operator asked for and the owner has not carried out yet, "" where there is nothing.
+// Asked is a line about the request that is not carried out yet, "" for none.
 func Asked(v *RolloutView) string {
 	if v.Request == "" {
 		return ""
 	}
-	return "asked for, and not carried out yet: " + v.Request
+	return "requested, and not carried out yet: " + v.Request
 }
 
-// NextOf says what an operator may do now.
+// NextOf returns the commands that an operator can give now.
 func NextOf(v *RolloutView) string {
 	switch v.State {
 	case rollout.Paused:
@@ -107,7 +105,7 @@ func NextOf(v *RolloutView) string {
 	}
 }
 
-// WhyNot says why a rollout cannot be asked for something now, "" if it can.
+// WhyNot returns why a request is refused now, "" if it is accepted.
 func WhyNot(r *rollout.Record, q *rollout.Request) string {
 	verb := q.Verb
 	switch {
@@ -118,9 +116,9 @@ func WhyNot(r *rollout.Record, q *rollout.Request) string {
 	case verb == rollout.ResumeVerb && r.State != rollout.Paused:
 		return "it is not paused"
 	case verb == rollout.PromoteVerb && r.State != rollout.WaitingForPromote:
-		return "it does not wait for that"
+		return "it does not wait for promotion"
 	case verb == rollout.PromoteVerb && r.Unfit() && !q.Force:
-		return unfit + "; roll back, or use --force to promote them all the same"
+		return unfit + "; roll back, or promote them with --force"
 	case verb == rollout.RollbackVerb && (r.State == rollout.RollingBack || r.Resume == rollout.RollingBack):
 		return "it is rolling back already"
 	default:
@@ -130,25 +128,28 @@ func WhyNot(r *rollout.Record, q *rollout.Request) string {
 
 // RolloutView is a rollout under way.
 type RolloutView struct {
-	ID            string         `json:"id"`
-	Service       string         `json:"service"`
-	State         rollout.State  `json:"state"`
-	Reason        string         `json:"reason"`
-	BlockedReason string         `json:"held"`  // why nothing moves although it is not paused
-	Stuck         string         `json:"stuck"` // what the rollout waits for although stage_timeout has passed
-	Unfit         bool           `json:"unfit"` // the rollout waits for promote, and a new pod is not available any more
-	Strategy      string         `json:"strategy"`
-	Stage         int            `json:"stage"`
-	Stages        int            `json:"stages"`
-	Phase         rollout.Phase  `json:"phase"`
-	By            string         `json:"by"`
-	Owner         string         `json:"owner"` // farm that owns the service, and carries the rollout out
-	StartedAt     time.Time      `json:"started_at"`
-	Request       string         `json:"request"` // what an operator asked for and is not carried out yet
-	Revisions     []RevisionView `json:"revisions"`
-	Failures      []string       `json:"failures"`
-	Tail          []string       `json:"-"` // of the last failing pod's log
-	up            *RevisionView  // that goes up
+	ID            string        `json:"id"`
+	Service       string        `json:"service"`
+	State         rollout.State `json:"state"`
+	Reason        string        `json:"reason"`
+	BlockedReason string        `json:"held"`  // why nothing moves although it is not paused
+	Stuck         string        `json:"stuck"` // what the rollout waits for after stage_timeout
+	// it waits for promotion, and a new pod is not available any more
+	Unfit     bool           `json:"unfit"`
+	Strategy  string         `json:"strategy"`
+	Stage     int            `json:"stage"`
+	Stages    int            `json:"stages"`
+	Phase     rollout.Phase  `json:"phase"`
+	By        string         `json:"by"`
+	Owner     string         `json:"owner"` // farm that owns the service, and carries out the rollout
+	StartedAt time.Time      `json:"started_at"`
+	Request   string         `json:"request"` // that is not carried out yet
+	Revisions []RevisionView `json:"revisions"`
+	Failures  []string       `json:"failures"`
+	Tail      []string       `json:"-"` // of the last failing pod's log
+	up        *RevisionView  // the revision that goes up
+	// the pod of pre_deploy has not ended; without a pre_deploy, a new rollout has that phase, too
+	preDeploys bool
 }
 
 // RevisionView is one revision that takes part in a rollout.
@@ -160,15 +161,22 @@ type RevisionView struct {
 	Target    int               `json:"target"` // of this stage
 	Desired   int               `json:"desired"`
 	Available int               `json:"available"`
-	Upgraded  *int              `json:"upgraded,omitempty"` // in place: pods that run what their role changes to, and are available
-	Changing  int               `json:"changing,omitempty"` // in place: pods of the roles that change
-	Pods      map[string]int    `json:"pods"`               // by state
+	// in place: available pods that run the new manifest of their role
+	Upgraded *int           `json:"upgraded,omitempty"`
+	Changing int            `json:"changing,omitempty"` // in place: pods of the roles that change
+	Pods     map[string]int `json:"pods"`               // by state
+}
+
+var directions = map[rollout.Direction]string{
+	rollout.Up: "growing", rollout.Down: "shrinking", rollout.Stay: "as it is",
 }
 
 // Line sums a revision up.
 func (r *RevisionView) Line() string {
-	states := field.Each(slices.Sorted(maps.Keys(r.Pods)), func(state string) string { return fmt.Sprintf("%d %s", r.Pods[state], state) })
-	text := fmt.Sprintf("%s (%s): %d of %d available", r.Name, r.Direction, r.Available, r.Desired)
+	states := field.Each(slices.Sorted(maps.Keys(r.Pods)), func(state string) string {
+		return fmt.Sprintf("%d %s", r.Pods[state], state)
+	})
+	text := fmt.Sprintf("%s (%s): %d of %d available", r.Name, directions[r.Direction], r.Available, r.Desired)
 	if len(states) > 0 {
 		text += "; " + strings.Join(states, ", ")
 	}
@@ -178,28 +186,47 @@ func (r *RevisionView) Line() string {
 	return text
 }
 
-// waits says what a rollout waits for that should be there, "" for nothing.
 func (v *RolloutView) waits() string {
 	switch {
 	case v.Stuck != "":
-		return "it goes on waiting: " + v.Stuck
+		return "it still waits: " + v.Stuck
 	case v.Unfit:
-		return unfit + "; after stage_timeout the rollout does what on_timeout says"
+		return unfit + "; after stage_timeout the rollout follows on_timeout"
 	default:
 		return ""
 	}
 }
 
-// unfit is why a rollout that waits for promote should not be promoted.
+// UnnamedFailures returns the failures that Reason and Stuck do not have in full.
+func (v *RolloutView) UnnamedFailures() []string { return v.unnamedIn(v.Reason, v.Stuck) }
+
+func (v *RolloutView) unnamedIn(texts ...string) []string {
+	return slices.DeleteFunc(slices.Clone(v.Failures), func(f string) bool {
+		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, f) })
+	})
+}
+
+// shown returns the beginning of a text that a terminal surely shows. rcctl shows up to three rows of a line, which are
+// indented and end with a word.
+func shown(text string, columns int) string {
+	if columns == 0 {
+		return text
+	}
+	return text[:min(len(text), columns*3/2)]
+}
+
 const unfit = "its new pods are not available any more"
 
 // Line sums a rollout up.
 func (v *RolloutView) Line() string {
 	text := fmt.Sprintf("%s: %s, stage %d of %d, %s", v.Service, v.State, v.Stage, v.Stages, v.Phase)
+	if v.Phase == rollout.PreDeploying && !v.preDeploys {
+		text = fmt.Sprintf("%s: %s, %s, none has begun", v.Service, v.State, field.Count(v.Stages, "stage"))
+	}
 	for i := range v.Revisions {
 		text += "; " + v.Revisions[i].Line()
 	}
-	for _, more := range append([]string{v.Reason, v.BlockedReason, v.waits()}, v.Failures...) {
+	for _, more := range append([]string{v.Reason, v.BlockedReason, v.waits()}, v.UnnamedFailures()...) {
 		if more != "" {
 			text += "; " + more
 		}
@@ -207,18 +234,21 @@ func (v *RolloutView) Line() string {
 	return text
 }
 
-// NewRolloutView is a rollout's record without what is known of its pods.
+// NewRolloutView returns the view of a rollout. Count adds the pods.
 func NewRolloutView(r *rollout.Record) *RolloutView {
 	v := &RolloutView{
 		ID: r.ID, Service: r.Service, State: r.State, Reason: r.Reason, BlockedReason: r.BlockedReason, Stuck: r.Stuck,
 		Unfit: r.Unfit(), Strategy: r.Strategy, Stage: r.Stage, Stages: max(r.Stages, r.Stage),
-		Phase: r.Phase, By: r.By, StartedAt: r.StartedAt, Revisions: []RevisionView{}, Failures: []string{},
+		Phase: r.Phase, By: r.By, StartedAt: r.StartedAt,
+		preDeploys: r.PreDeploy != nil, Revisions: []RevisionView{}, Failures: []string{},
 	}
 	if r.Request != nil {
 		v.Request = fmt.Sprintf("%s, by %s", r.Request.Verb, r.Request.By)
 	}
 	for _, one := range r.Revisions {
-		rv := RevisionView{Name: one.Name, RC: one.RC, Revision: one.Rev, Direction: one.Direction, Pods: map[string]int{}}
+		rv := RevisionView{
+			Name: one.Name, RC: one.RC, Revision: one.Rev, Direction: one.Direction, Pods: map[string]int{},
+		}
 		if one.Target != nil {
 			rv.Target = *one.Target
 		}
@@ -235,7 +265,7 @@ func NewRolloutView(r *rollout.Record) *RolloutView {
 	return v
 }
 
-// Count takes what is known of a revision's controller and pods in place of what was known of them before.
+// Count sets the numbers of a revision from its controller and pods.
 func (r *RevisionView) Count(ctrl *rc.RC, pods *Pods) {
 	r.Desired, r.Pods, r.Available, r.Upgraded, r.Changing = ctrl.Desired(), map[string]int{}, 0, nil, 0
 	upgraded := 0
@@ -257,9 +287,9 @@ func (r *RevisionView) Count(ctrl *rc.RC, pods *Pods) {
 	}
 }
 
-// Tell adds the end of the log of a pod that fails.
-func (v *RolloutView) Tell(p *pod.Placement, log string) {
-	v.Tail = append(v.Tail, fmt.Sprintf("  the end of the log of %s:", PodName(p.PodID, p.Identity)))
+// AddLog adds the end of the log of a pod that fails.
+func (v *RolloutView) AddLog(p *pod.Placement, log string) {
+	v.Tail = append(v.Tail, fmt.Sprintf("  the end of the log of %s:", NameOf(p)))
 	for line := range strings.Lines(log) {
 		v.Tail = append(v.Tail, "    "+strings.TrimSuffix(line, "\n"))
 	}

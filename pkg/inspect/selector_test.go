@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -35,6 +36,31 @@ func TestSelected(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// A key that no object has explains why a selector selects nothing. A requirement that is also met without the key does
+// not explain it.
+func TestLabelsLacking(t *testing.T) {
+	t.Parallel()
+	sets := []map[string]string{{"app": "web", "tier": "front"}, {"app": "db"}, nil}
+	for text, want := range map[string]string{
+		"":                             "",
+		"app=api":                      "",
+		"service=web":                  "service",
+		"service,app=web":              "service",
+		"zone in (a),service,tier":     "service zone",
+		"zone>3":                       "zone",
+		"!zone,zone!=b,zone notin (c)": "",
+	} {
+		sel, err := rc.ParseSelector(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lacking, keys := LabelsLacking(sel, sets)
+		if got := strings.Join(lacking, " "); got != want || strings.Join(keys, " ") != "app tier" {
+			t.Errorf("%s: %q, want %q; keys %v", text, got, want, keys)
 		}
 	}
 }

@@ -29,8 +29,18 @@ func TestStateOf(t *testing.T) {
 		{rc.RC{Generation: 2}, status(2, rc.Converged), nil, "Unclaimed"},
 		{rc.RC{Generation: 2}, status(2, rc.Converged), []store.Member{{RCSelector: "team=a"}}, "Unclaimed"},
 		{rc.RC{Generation: 2}, status(2, rc.Converged), []store.Member{{RCSelector: "broken in"}}, "Unclaimed"},
-		{rc.RC{Generation: 2, Labels: map[string]string{"team": "a"}}, status(2, rc.Converged), []store.Member{{RCSelector: "team=a"}}, "Converged"},
-		{rc.RC{ID: "web", Generation: 2}, status(2, rc.Converged), []store.Member{{RCID: "web", RCSelector: "a,!a"}}, "Converged"},
+		{
+			rc.RC{Generation: 2, Labels: map[string]string{"team": "a"}},
+			status(2, rc.Converged),
+			[]store.Member{{RCSelector: "team=a"}},
+			"Converged",
+		},
+		{
+			rc.RC{ID: "web", Generation: 2},
+			status(2, rc.Converged),
+			[]store.Member{{RCID: "web", RCSelector: "a,!a"}},
+			"Converged",
+		},
 		{rc.RC{ID: "web", Generation: 2}, status(2, rc.Converged), []store.Member{{RCID: "other"}}, "Unclaimed"},
 		{rc.RC{Generation: 2}, status(2, rc.InsufficientNodes, rc.SchedulerFailing), all, "SchedulerFailing"},
 		{rc.RC{Generation: 2}, status(1, rc.Converged), all, "Pending"},
@@ -55,7 +65,8 @@ func TestStateOf(t *testing.T) {
 func TestAge(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	for d, want := range map[time.Duration]string{
-		-time.Hour: "0s", 0: "0s", 59 * time.Second: "59s", 119 * time.Second: "119s", 2 * time.Minute: "2m", 47 * time.Hour: "47h", 50 * time.Hour: "2d",
+		-time.Hour: "0s", 0: "0s", 59 * time.Second: "59s", 119 * time.Second: "119s", 2 * time.Minute: "2m",
+		47 * time.Hour: "47h", 50 * time.Hour: "2d",
 	} {
 		if got := Age(now, now.Add(-d)); got != want {
 			t.Errorf("%s: got %s, want %s", d, got, want)

@@ -6,14 +6,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// WhyStays says why the first pod of a controller that has to leave a node is still there, "" where nothing is known to
-// keep one.
+// WhyStays returns the first reason that it finds why a pod has not moved off a node, "" for none.
 func WhyStays(s *Situation, node string) string {
 	as := *s
 	as.RC = *counted(&s.RC, s.Status)
@@ -22,14 +22,13 @@ func WhyStays(s *Situation, node string) string {
 	for i := range as.Placements {
 		if p := &as.Placements[i]; p.Node == node {
 			if why := whyStays(&as, p); why != "" {
-				return PodName(p.PodID, p.Identity) + " stays: " + why
+				return NameOf(p) + " does not move: " + why
 			}
 		}
 	}
 	return ""
 }
 
-// longStop is how long a stop takes before it is worth a word.
 const longStop = time.Minute
 
 func whyStays(s *Situation, p *pod.Placement) string {
@@ -45,18 +44,20 @@ func whyStays(s *Situation, p *pod.Placement) string {
 	case p.RunState == pod.Stopped && (p.StoppingSince == nil || s.Now.Sub(*p.StoppingSince) < longStop):
 		return "" // it is on its way
 	case p.RunState == pod.Stopped:
-		return "it was asked to stop at " + p.StoppingSince.UTC().Format(time.RFC3339) + " and has not confirmed it"
+		return "it was asked to stop at " + At(*p.StoppingSince) + " and has not confirmed it"
 	case s.RC.Disabled:
 		return "its controller is disabled"
 	case s.RC.Strategy == rc.Static:
-		return "its controller is static; to stop it at a deadline: rcctl node drain " + p.Node + " --deadline 0s --force"
+		return "its controller is static; to stop it at a deadline: rcctl node drain " + p.Node +
+			" --deadline 0s --force"
 	}
 	if reasons, takes := refusals(s, p.Role, p); len(takes) == 0 {
 		return refusedBy(reasons, p.Node)
 	}
 	least := s.RC.MinimumAvailable()
-	if r := s.Realities[store.At{Identity: p.Identity, Node: p.Node}]; r.Available && s.Status != nil && s.Status.Available-1 < least {
-		return fmt.Sprintf("%d available replicas and a minimum of %d leave no room", s.Status.Available, least)
+	if r := s.Realities[store.At{Identity: p.Identity, Node: p.Node}]; r.Available && s.Status != nil &&
+		s.Status.Available-1 < least {
+		return fmt.Sprintf("%s available, and the minimum is %d", field.Count(s.Status.Available, "replica"), least)
 	}
 	if s.is(rc.Blocked) {
 		return s.why(rc.Blocked)
@@ -64,7 +65,6 @@ func whyStays(s *Situation, p *pod.Placement) string {
 	return ""
 }
 
-// refusedBy says why no node but the pod's own takes it.
 func refusedBy(reasons map[scheduler.Reason][]string, own string) string {
 	var texts []string
 	for _, a := range advice {

@@ -13,10 +13,9 @@ import (
 // Short returns the part of a digest that people compare.
 func Short(digest string) string { return digest[:min(12, len(digest))] }
 
-// maxNamed bounds how many pods one line of progress names.
 const maxNamed = 5
 
-// SomeOf names a few.
+// SomeOf lists the first few names, and how many more there are.
 func SomeOf(names []string) string {
 	if len(names) <= maxNamed {
 		return strings.Join(names, ", ")
@@ -43,8 +42,14 @@ func Age(now, then time.Time) string {
 	}
 }
 
+// At renders a moment.
+func At(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
 // LabelText renders labels as a=1,b=2.
 func LabelText(set map[string]string) string { return labels.Set(set).String() }
+
+// NameOf returns the name of a placed pod.
+func NameOf(p *pod.Placement) string { return PodName(p.PodID, p.Identity) }
 
 // PodName is the name of a pod for display.
 func PodName(podID string, id pod.Identity) string {

@@ -9,14 +9,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Observation is what a wait sees at one moment.
+// Observation is what a wait has read at one moment.
 type Observation struct {
 	RC     *rc.RC     // nil: gone
 	Status *rc.Status // nil: none yet
 	Farms  []store.Member
 }
 
-// Progress says on one line how far a controller is.
+// Progress is a line about how far a controller is.
 func Progress(want rc.RC, o Observation) string {
 	st := o.Status
 	switch {
@@ -25,7 +25,8 @@ func Progress(want rc.RC, o Observation) string {
 	case st == nil:
 		return "waiting for its farm to report"
 	case st.ObservedGeneration < want.Generation:
-		return fmt.Sprintf("waiting for its farm to see generation %d, it has seen %d", want.Generation, st.ObservedGeneration)
+		return fmt.Sprintf("waiting for its farm to see generation %d, it has seen %d",
+			want.Generation, st.ObservedGeneration)
 	}
 	alarms := ""
 	line := fmt.Sprintf("%d of %d replicas available", st.Available, st.Desired)
@@ -46,7 +47,7 @@ func Progress(want rc.RC, o Observation) string {
 // Gone is the goal of a watch that ends with the controller.
 const Gone = "Gone"
 
-// Goals are the goals of a watch: the conditions, and Gone. What people wait for most often comes first.
+// Goals are the goals of a watch, the most frequent first.
 var Goals = goals()
 
 func goals() []string {
@@ -60,7 +61,7 @@ func goals() []string {
 	return append([]string{string(rc.Converged), Gone}, others...)
 }
 
-// Reached reports whether a watch until a goal has come to its end; an empty goal is none.
+// Reached reports whether the goal of a watch is reached; an empty goal is never reached.
 func Reached(until string, o Observation) bool {
 	switch {
 	case until == "" || o.RC == nil:
@@ -74,20 +75,22 @@ func Reached(until string, o Observation) bool {
 	}
 }
 
-// Converged reports whether a generation of a controller has converged. overtaken says why it never will, "" while it may.
+// Converged reports whether a generation has converged. overtaken is why it never can any more, "" while it can.
 func Converged(want *rc.RC, o Observation) (done bool, overtaken string) {
 	switch {
 	case o.RC == nil:
-		return false, fmt.Sprintf("rc %s (%s) was deleted before generation %d converged", want.Name, want.ID, want.Generation)
+		return false, fmt.Sprintf("rc %s (%s) was deleted before generation %d converged",
+			want.Name, want.ID, want.Generation)
 	case o.RC.Generation > want.Generation:
-		return false, fmt.Sprintf("rc %s: generation %d was replaced by %d (changed by %s) before it converged", want.Name, want.Generation, o.RC.Generation, o.RC.ChangedBy)
+		return false, fmt.Sprintf("rc %s: generation %d was replaced by %d (changed by %s) before it converged",
+			want.Name, want.Generation, o.RC.Generation, o.RC.ChangedBy)
 	default:
 		return o.Status != nil && o.Status.ObservedGeneration == want.Generation && o.Status.Is(rc.Converged), ""
 	}
 }
 
-// Served is Converged but for what keeps pods from leaving their nodes: it is done, too, where as many pods as asked for
-// are available, and none stops.
+// Served is Converged, but it ignores a pod that cannot move off its node, if as many pods as desired are available and
+// none stops.
 func Served(want *rc.RC, o Observation) (done bool, overtaken string) {
 	if done, overtaken = Converged(want, o); done || overtaken != "" || o.Status == nil {
 		return done, overtaken
@@ -97,18 +100,20 @@ func Served(want *rc.RC, o Observation) (done bool, overtaken string) {
 		st.Placed == st.Desired && st.Available == st.Desired && st.Stopping == 0, ""
 }
 
-// Unblocked returns an observation without the condition that a pod cannot leave its node.
+// Unblocked returns an observation without the condition Blocked.
 func Unblocked(o Observation) Observation {
 	if o.Status != nil {
 		st := *o.Status
-		st.Conditions = slices.DeleteFunc(slices.Clone(st.Conditions), func(c rc.Condition) bool { return c.Type == rc.Blocked })
+		st.Conditions = slices.DeleteFunc(slices.Clone(st.Conditions), func(c rc.Condition) bool {
+			return c.Type == rc.Blocked
+		})
 		o.Status = &st
 	}
 	return o
 }
 
-// MayBeHalted reports whether a generation's own pods have to be looked at, to tell whether it is halted. soon: its
-// status tells of trouble already; else that of one pod is in its report alone.
+// MayBeHalted reports whether the caller must read the pods to know whether a generation is halted. soon: the status
+// shows trouble; otherwise only the report of a pod can show it.
 func MayBeHalted(want *rc.RC, o Observation) (may, soon bool) {
 	if o.Status == nil || o.Status.ObservedGeneration != want.Generation {
 		return false, false
@@ -117,27 +122,27 @@ func MayBeHalted(want *rc.RC, o Observation) (may, soon bool) {
 	return soon || !o.Status.Is(rc.Converged), soon
 }
 
-// Halted reports whether the generation that a status is about does not converge without another change: it is blocked,
-// or pods of its manifest crash-loop, or trying again does not mend what keeps them from running. Those of the manifest
-// before may, until they are replaced. worst is the pod that keeps it, nil where none does.
-func Halted(o Observation, pods *Pods) (is bool, worst *pod.Placement, says pod.Reality) {
-	worst, says = Failing(pods, o.RC.Digests())
-	return o.Status.Is(rc.Blocked) || worst != nil && severity(&says) >= hopeless && !getsSecondNode(o.Status, worst, &says), worst, says
+// Halted reports whether the observed generation cannot converge without another change: it is blocked, or pods of its
+// own manifest crash-loop or are hopeless. worst is the pod that halts it, nil if none does.
+func Halted(o Observation, pods *Pods) (is bool, worst *pod.Placement, reality pod.Reality) {
+	worst, reality = Failing(pods, o.RC.Digests())
+	return o.Status.Is(rc.Blocked) ||
+		worst != nil && severity(&reality) >= hopeless && !getsSecondNode(o.Status, worst, &reality), worst, reality
 }
 
-// getsSecondNode reports whether a hopeless pod is tried on another node, or may be for all that its owner has said so
-// far: a status may be older than the report of the pod.
-func getsSecondNode(st *rc.Status, p *pod.Placement, says *pod.Reality) bool {
-	return says.NeverAvailable && p.Tried() == nil && !st.Hopeless
+// getsSecondNode reports whether the owner may still try a hopeless pod on another node. The status may be older than
+// the report, so it decides only when it shows that the owner has given up.
+func getsSecondNode(st *rc.Status, p *pod.Placement, r *pod.Reality) bool {
+	return r.NeverAvailable && p.Tried() == nil && !st.Hopeless
 }
 
-// How bad a report about a pod is that is not available.
+// How bad the report of an unavailable pod is.
 const (
 	onItsWay = iota
 	sick     // its check does not pass
-	ended    // one of its processes has ended since it was started first
+	ended    // one of its processes has ended since the pod was first started
 	failed
-	hopeless // trying again does not mend it
+	hopeless // trying again does not help
 	crashLooping
 )
 
@@ -158,27 +163,34 @@ func severity(r *pod.Reality) int {
 	}
 }
 
-// Failing returns the pod that is worst off of those that are to run some manifests and are not available, nil for
-// none. What was on a lost machine fails no more.
-func Failing(pods *Pods, digests rc.Digests) (worst *pod.Placement, says pod.Reality) {
+// Failing returns the worst unavailable pod that should run these manifests, and its report; nil for none. It leaves
+// out pods on lost machines.
+func Failing(pods *Pods, digests rc.Digests) (worst *pod.Placement, reality pod.Reality) {
 	for i := range pods.Placements {
 		p := &pods.Placements[i]
 		r, reported := pods.Realities[store.At{Identity: p.Identity, Node: p.Node}]
-		if !reported || pods.Losses.lost(p.Node) || p.RunState != pod.Running || p.Digest != digests.Of(p.Role) || r.Revision < p.Revision || r.Available && r.Digest == p.Digest {
+		if !reported || pods.Losses.lost(p.Node) || p.RunState != pod.Running || p.Digest != digests.Of(p.Role) ||
+			r.Revision < p.Revision || r.Available && r.Digest == p.Digest {
 			continue
 		}
-		if worst == nil || severity(&r) > severity(&says) {
-			worst, says = p, r
+		if worst == nil || severity(&r) > severity(&reality) {
+			worst, reality = p, r
 		}
 	}
-	return worst, says
+	return worst, reality
 }
 
-// LogsOf is the command that shows what a pod wrote.
-func LogsOf(p *pod.Placement) string { return "rcctl logs " + PodName(p.PodID, p.Identity) }
+// LogsOf is the command for a pod's log. It names a pod of a revision by its controller, because another revision may
+// have a pod of that name.
+func LogsOf(p *pod.Placement, controller string) string {
+	name := NameOf(p)
+	if rc.UnitOf(p.RCID) != p.RCID {
+		name = fmt.Sprintf("%s/%s.%d", controller, p.Role, p.Index)
+	}
+	return "rcctl logs " + name
+}
 
-// LastWords reports whether the end of a pod's log may say why it fails, and of which process; empty: of all of them. A pod that is on its
-// way has written nothing of the kind.
+// LastWords reports whether the end of a pod's log may show why it fails. process has that log; empty: all.
 func LastWords(p *pod.Placement, r *pod.Reality) (process string, is bool) {
 	switch {
 	case p == nil:

@@ -9,13 +9,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// seen is what a wait for generation 3 of web sees, with the conditions that are true.
+// seen returns an observation of generation 3 of web. These conditions are true in its status.
 func seen(observed int64, conditions ...rc.ConditionType) Observation {
 	st := &rc.Status{ObservedGeneration: observed, Desired: 2, Available: 1}
 	for _, c := range conditions {
 		st.Conditions = append(st.Conditions, rc.Condition{Type: c, True: true, Reason: "why"})
 	}
-	return Observation{RC: &rc.RC{ID: "01", Name: "web", Generation: 3, ManifestDigest: "d"}, Status: st, Farms: []store.Member{{ID: "f"}}}
+	return Observation{
+		RC: &rc.RC{ID: "01", Name: "web", Generation: 3, ManifestDigest: "d"}, Status: st,
+		Farms: []store.Member{{ID: "f"}},
+	}
 }
 
 func TestConverged(t *testing.T) {
@@ -50,7 +53,10 @@ func TestHalted(t *testing.T) {
 		id := pod.Identity{RCID: "01", Role: "main"}
 		return &Pods{
 			Placements: []pod.Placement{{Identity: id, Node: "n1", Digest: digest, RunState: pod.Running}},
-			Realities:  map[store.At]pod.Reality{{Identity: id, Node: "n1"}: {Identity: id, Node: "n1", Digest: digest, State: state, Available: state == pod.StateReady, Hopeless: hopeless}},
+			Realities: map[store.At]pod.Reality{{Identity: id, Node: "n1"}: {
+				Identity: id, Node: "n1",
+				Digest: digest, State: state, Available: state == pod.StateReady, Hopeless: hopeless,
+			}},
 		}
 	}
 	for name, tt := range map[string]struct {
@@ -62,20 +68,33 @@ func TestHalted(t *testing.T) {
 		soon, is bool
 		hasWorst bool
 	}{
-		"blocked, with a pod that fails":  {seen(3, rc.Blocked), "d", pod.StateFailed, false, true, true, true, true},
-		"blocked, all pods are well":      {seen(3, rc.Blocked), "d", pod.StateReady, false, true, true, true, false},
-		"crash-loops":                     {seen(3, rc.CrashLooping), "d", pod.StateCrashLooping, false, true, true, true, true},
-		"the manifest before crash-loops": {seen(3, rc.CrashLooping), "old", pod.StateCrashLooping, false, true, true, false, false},
-		"only fails":                      {seen(3, rc.CrashLooping), "d", pod.StateFailed, false, true, true, false, true},
+		"blocked, with a pod that fails": {seen(3, rc.Blocked), "d", pod.StateFailed, false, true, true, true, true},
+		"blocked, all pods are well":     {seen(3, rc.Blocked), "d", pod.StateReady, false, true, true, true, false},
+		"crash-loops": {
+			seen(3, rc.CrashLooping), "d",
+			pod.StateCrashLooping, false, true, true, true, true,
+		},
+		"the manifest before crash-loops": {
+			seen(3, rc.CrashLooping), "old",
+			pod.StateCrashLooping, false, true, true, false, false,
+		},
+		"only fails": {
+			seen(3, rc.CrashLooping), "d",
+			pod.StateFailed, false, true, true, false, true,
+		},
 		"cannot work":                     {seen(3), "d", pod.StateFailed, true, true, false, true, true},
 		"cannot be taken over":            {seen(3), "d", pod.StatePending, true, true, false, true, true},
 		"the manifest before cannot work": {seen(3), "old", pod.StateFailed, true, true, false, false, false},
 		"on its way":                      {seen(3), "d", pod.StateStarting, false, true, false, false, true},
-		"converged":                       {seen(3, rc.Converged), "d", pod.StateReady, false, false, false, false, false},
-		"blocked before":                  {seen(2, rc.Blocked), "d", pod.StateStarting, false, false, false, true, true},
+		"converged": {
+			seen(3, rc.Converged), "d",
+			pod.StateReady, false, false, false, false, false,
+		},
+		"blocked before": {seen(2, rc.Blocked), "d", pod.StateStarting, false, false, false, true, true},
 	} {
 		is, worst, _ := Halted(tt.o, pods(tt.digest, tt.state, tt.hopeless))
-		if may, soon := MayBeHalted(want, tt.o); may != tt.may || soon != tt.soon || is != tt.is || (worst != nil) != tt.hasWorst {
+		if may, soon := MayBeHalted(want, tt.o); may != tt.may || soon != tt.soon || is != tt.is ||
+			(worst != nil) != tt.hasWorst {
 			t.Errorf("%s: may %t, soon %t, is %t, worst %v", name, may, soon, is, worst)
 		}
 	}
@@ -84,10 +103,11 @@ func TestHalted(t *testing.T) {
 		r.NeverAvailable = true
 		never.Realities[at] = r
 	}
-	told := seen(3, rc.CrashLooping)
-	told.Status.Hopeless = true
-	for i, o := range []Observation{seen(3, rc.CrashLooping), seen(3), told} {
-		for _, state := range []pod.State{pod.StateCrashLooping, pod.StateFailed, pod.StatePending} { // the owner may not have read of it yet
+	givenUp := seen(3, rc.CrashLooping)
+	givenUp.Status.Hopeless = true
+	for i, o := range []Observation{seen(3, rc.CrashLooping), seen(3), givenUp} {
+		// the owner may not have read the report yet
+		for _, state := range []pod.State{pod.StateCrashLooping, pod.StateFailed, pod.StatePending} {
 			for at, r := range never.Realities {
 				r.State = state
 				never.Realities[at] = r
@@ -134,14 +154,15 @@ func TestReached(t *testing.T) {
 
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	alone, silent, said := seen(3), seen(3), seen(3, rc.Holding)
+	alone, silent, holding := seen(3), seen(3), seen(3, rc.Holding)
 	alone.Farms, silent.Status = nil, nil
-	said.Status.Conditions = append(said.Status.Conditions, rc.Condition{Type: rc.Converged, Reason: "1 of 2, waiting for main.1"})
-	said.Status.LastError = "bad key"
+	holding.Status.Conditions = append(holding.Status.Conditions,
+		rc.Condition{Type: rc.Converged, Reason: "1 of 2, waiting for main.1"})
+	holding.Status.LastError = "bad key"
 	for want, o := range map[string]Observation{
 		"waiting for a farm: no farm is running":                   alone,
 		"waiting for its farm to report":                           silent,
-		"1 of 2, waiting for main.1; Holding: why; error: bad key": said,
+		"1 of 2, waiting for main.1; Holding: why; error: bad key": holding,
 		"1 of 2 replicas available":                                seen(3),
 		"waiting for its farm to see generation 3, it has seen 2":  seen(2),
 		"1 of 2 replicas available; Blocked: why; NodeLost: why":   seen(3, rc.Blocked, rc.NodeLost),
@@ -153,7 +174,8 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// As many pods as asked for serve where a pod cannot leave its node, as long as none stops and all have a place.
+// A controller is served although a pod cannot move off its node, as long as all pods are placed and available and no
+// pod stops.
 func TestServed(t *testing.T) {
 	t.Parallel()
 	want := rc.RC{ID: "rc", Name: "web", Generation: 3}
@@ -175,14 +197,17 @@ func TestServed(t *testing.T) {
 		"one stops":        {blocked(func(st *rc.Status) { st.Stopping = 1 }), false},
 		"of one before":    {blocked(func(st *rc.Status) { st.ObservedGeneration = 2 }), false},
 		"not for a drain":  {blocked(func(st *rc.Status) { st.Conditions = st.Conditions[1:] }), false},
-		"it has converged": {blocked(func(st *rc.Status) { st.Conditions = []rc.Condition{{Type: rc.Converged, True: true}} }), true},
+		"it has converged": {
+			blocked(func(st *rc.Status) { st.Conditions = []rc.Condition{{Type: rc.Converged, True: true}} }), true,
+		},
 		"nothing is known": {Observation{RC: &rc.RC{Generation: 3}}, false},
 	} {
 		done, overtaken := Served(&want, tt.o)
 		if done != tt.done || overtaken != "" {
 			t.Errorf("%s: %v, %q", name, done, overtaken)
 		}
-		if un := Unblocked(tt.o); un.Status != nil && (un.Status.Is(rc.Blocked) || un.Status.Is(rc.Converged) != tt.o.Status.Is(rc.Converged)) {
+		if un := Unblocked(tt.o); un.Status != nil &&
+			(un.Status.Is(rc.Blocked) || un.Status.Is(rc.Converged) != tt.o.Status.Is(rc.Converged)) {
 			t.Errorf("%s: unblocked it is %+v", name, un.Status)
 		}
 	}
@@ -193,5 +218,27 @@ func TestServed(t *testing.T) {
 	o.RC.Generation = 4
 	if done, overtaken := Served(&want, o); done || overtaken == "" {
 		t.Errorf("overtaken: %v, %q", done, overtaken)
+	}
+}
+
+// Pods of several revisions may have the same name, also on one node.
+func TestTheCommandThatShowsALogNamesOnePod(t *testing.T) {
+	t.Parallel()
+	const unit = "01m8jrzw7jmv7n54kb44smkz36"
+	p := pod.Placement{Identity: pod.Identity{RCID: unit, Role: "main"}, Node: "n1", PodID: "web"}
+	if got := LogsOf(&p, "web"); got != "rcctl logs web-main-0" {
+		t.Error(got)
+	}
+	var views []PodView
+	for _, revision := range []string{"1", "2"} {
+		views = append(views, PodView{
+			Name: "web-main-0", RCID: unit + "-" + revision, RCName: "web-r" + revision, Role: "main", Node: "n1",
+			Kind: Placed,
+		})
+	}
+	p.RCID = unit + "-2"
+	ref := strings.TrimPrefix(LogsOf(&p, "web-r2"), "rcctl logs ")
+	if found := PodsNamed(views, ref); len(found) != 1 || found[0].RCID != p.RCID {
+		t.Errorf("%s names %+v", ref, found)
 	}
 }

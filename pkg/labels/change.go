@@ -25,15 +25,15 @@ const (
 	KindRC   Kind = "rc"
 )
 
-// MaxLabels is how many labels people may give one object.
+// MaxLabels bounds how many labels people can give one object.
 const MaxLabels = field.MaxLabels
 
 // Object names one object.
 type Object struct {
 	Kind Kind
-	Name string       // of a node; the id of a controller
-	Pod  pod.Identity // of a pod
-	// Node is where the pod is expected to be placed; empty: wherever it is.
+	Name string       // name of a node, or id of a controller
+	Pod  pod.Identity // identity of a pod
+	// Node is the node where the pod must be placed; empty: any node.
 	Node string
 }
 
@@ -43,10 +43,10 @@ func NodeObject(name string) Object { return Object{Kind: KindNode, Name: name} 
 // RCObject names a controller by its id.
 func RCObject(id string) Object { return Object{Kind: KindRC, Name: id} }
 
-// PodObject names a pod, wherever it is placed.
+// PodObject names a pod, placed on any node.
 func PodObject(id pod.Identity) Object { return Object{Kind: KindPod, Pod: id} }
 
-// String names the object for people.
+// String is for people.
 func (o Object) String() string {
 	if o.Kind == KindPod {
 		return "pod " + o.Pod.String()
@@ -54,58 +54,57 @@ func (o Object) String() string {
 	return string(o.Kind) + " " + o.Name
 }
 
-// Found is what labels an object has.
+// Found has the labels of an object.
 type Found struct {
 	Labels map[string]string // all of them, as selectors see them; never nil
-	// Set are those of Labels that people have set, by this package or rcctl label, and may remove; never nil.
+	// Set has the labels that people have set, and can remove; never nil.
 	Set map[string]string
-	// Waiting says what the owner of a pod was asked to change and has not changed yet, as Change.Lines do.
+	// Waiting has changes, as in Change.Lines, that the pod's owner has not made yet.
 	Waiting []string
 }
 
-// Change is what a call has changed.
+// Change describes what a call changed.
 type Change struct {
-	// Lines say what is different, a line for each label: "labels.rack: a -> b". There are none where nothing was
-	// different; then nothing was written.
+	// Lines has a line for each change: "labels.rack: a -> b". If it is empty, nothing was written.
 	Lines []string
-	// Request is, of a pod, the id of the request that was left for its owner: the labels are there once the request at
-	// requests/<rc-id>/<id> is gone, unless the audit trail says that it was void.
+	// Request is, for a pod, the id of the request to its owner. When the record requests/<rc-id>/<id> is gone, the
+	// owner has set the labels, or an audit record shows that the request was void.
 	Request string
-	// Node is, of a pod, where it is placed.
+	// Node is the node where a pod is placed.
 	Node string
 }
 
-// RefusedError is a change that the present state does not allow. Nothing was written.
+// RefusedError means that the present state does not allow a change. Nothing was written.
 type RefusedError struct{ Why string }
 
-// Error says why, and what to do instead where there is something.
-func (e *RefusedError) Error() string { return e.Why + "; nothing was written" }
+// Error says what to do instead, if anything can be done.
+func (r *RefusedError) Error() string { return r.Why + "; nothing was written" }
 
 func refusedf(format string, args ...any) error {
 	return &RefusedError{fmt.Sprintf(format, args...)}
 }
 
-// Applicator reads and changes labels of one object after the other. It is safe for concurrent use.
+// Applicator reads and changes labels. It is safe for concurrent use.
 type Applicator struct {
 	store *store.Store
 	who   string
 }
 
-// NewApplicator returns what changes labels in a store. who is the author for the audit trail.
+// NewApplicator returns an Applicator. who is the author in the audit trail.
 func NewApplicator(s *store.Store, who string) *Applicator { return &Applicator{s, who} }
 
 const (
-	// maxTries bounds how often a change is made again from newer records because somebody else has changed them.
+	// maxTries bounds how often a change is computed again after a conflict.
 	maxTries = 5
-	// maxNodeTries is that for a node, whose reservation farms change too.
+	// maxNodeTries is higher, because farms often change the node's reservation.
 	maxNodeTries = 50
 	retryGap     = 20 * time.Millisecond
-	// maxWaiting is how many requests may wait for one pod.
+	// maxWaiting bounds how many requests can wait for one pod.
 	maxWaiting = 16
 )
 
-// GetLabels reads the labels of an object, consistently. It returns store.ErrNotFound where there is no such object, a
-// pod that is not placed included, or *store.CorruptError.
+// GetLabels reads consistently. Errors to test for: store.ErrNotFound, also for a pod that is not placed, and
+// *store.CorruptError.
 func (a *Applicator) GetLabels(ctx context.Context, of Object) (Found, error) {
 	at, err := a.read(ctx, of)
 	if err != nil {
@@ -117,27 +116,27 @@ func (a *Applicator) GetLabels(ctx context.Context, of Object) (Found, error) {
 	return Found{Labels: at.all, Set: at.now, Waiting: differences(at.now, at.set)}, nil
 }
 
-// SetLabels sets 1 to MaxLabels labels of an object in one transaction; other labels stay. Keys and values are labels
-// in Kubernetes' syntax. Those of a pod are asked of its owner: see Change.Request. Setting labels that the object has
-// already writes nothing.
+// SetLabels sets 1 to MaxLabels labels of an object in one transaction. For a pod it writes a request to the owner: see
+// Change.Request. If nothing changes, it writes nothing.
 //
-// It returns field.Errors for labels that are not allowed, store.ErrNotFound where there is no such object,
-// *RefusedError where its state does not allow a change (a pod that stops, a revision of a service, a controller that
-// is deleted), store.ErrConflict where others kept changing its records, and store.ErrUnknown where nobody knows
-// whether the change was written. In all cases but the last nothing was written.
+// It returns field.Errors for labels that are not allowed, store.ErrNotFound, and store.ErrConflict if other writers
+// changed the records at each try. It returns *RefusedError if a pod is stopping, or a controller is being deleted, is
+// a revision of a service, or has a rollout in charge. After store.ErrUnknown it is not known whether the change was
+// written. After any other error nothing was written.
 func (a *Applicator) SetLabels(ctx context.Context, of Object, set map[string]string) (Change, error) {
 	return a.ChangeLabels(ctx, of, set, nil)
 }
 
-// RemoveLabels removes labels that people have set, 1 to MaxLabels keys, in one transaction. One that the object has
-// from elsewhere, such as the preparer of a node or the controller of a pod, stays or shows again. A key that nobody
-// has set is no change. Errors are those of SetLabels.
+// RemoveLabels removes labels that people set, 1 to MaxLabels keys. A label of the preparer or the controller with the
+// same key stays. It returns the errors of SetLabels.
 func (a *Applicator) RemoveLabels(ctx context.Context, of Object, keys ...string) (Change, error) {
 	return a.ChangeLabels(ctx, of, nil, keys)
 }
 
-// ChangeLabels is SetLabels and RemoveLabels in one transaction. No key may be in both.
-func (a *Applicator) ChangeLabels(ctx context.Context, of Object, set map[string]string, remove []string) (c Change, err error) {
+// ChangeLabels is SetLabels and RemoveLabels in one transaction.
+func (a *Applicator) ChangeLabels(ctx context.Context, of Object, set map[string]string,
+	remove []string,
+) (c Change, err error) {
 	if err := Check(of.Kind, set, remove); err != nil {
 		return c, err
 	}
@@ -150,7 +149,8 @@ func (a *Applicator) ChangeLabels(ctx context.Context, of Object, set map[string
 			return c, err
 		}
 		if try == tries {
-			return Change{}, fmt.Errorf("%s: its records keep changing, %d tries; nothing was written: %w", of, tries, err)
+			return Change{}, fmt.Errorf("%s: its records keep changing, %d tries; nothing was written: %w", of, tries,
+				err)
 		}
 		if paused := wait.Pause(ctx, retryGap); paused != nil {
 			return Change{}, errors.Join(paused, err)
@@ -158,8 +158,7 @@ func (a *Applicator) ChangeLabels(ctx context.Context, of Object, set map[string
 	}
 }
 
-// Check reports, as field.Errors, what is wrong with labels to set and keys to remove: of none at all, too many, what
-// is no label, a key that only rcfarm sets, and one that is both set and removed.
+// Check returns, as field.Errors, what is wrong with a change.
 func Check(kind Kind, set map[string]string, remove []string) error {
 	var errs field.Errors
 	allowed := fmt.Sprintf("1 to %d labels to set or keys to remove", MaxLabels)
@@ -194,12 +193,12 @@ func Check(kind Kind, set map[string]string, remove []string) error {
 	return errs.Err()
 }
 
-// object is one object as it was read, and how a change of the labels that people set is written.
+// object is an object as it was read. write changes the labels that people set.
 type object struct {
 	all, set map[string]string
-	now      map[string]string // of a pod: those that are set now, where requests that wait make them set
+	now      map[string]string // of a pod: the labels that people have set now, without the changes of waiting requests
 	write    func(ctx context.Context, next map[string]string, lines []string) (Change, error)
-	mend     bool // writes even where no label is different
+	mend     bool // write even if no label changed
 }
 
 func (a *Applicator) read(ctx context.Context, of Object) (object, error) {
@@ -215,7 +214,6 @@ func (a *Applicator) read(ctx context.Context, of Object) (object, error) {
 	}
 }
 
-// try makes a change once.
 func (a *Applicator) try(ctx context.Context, of Object, set map[string]string, remove []string) (Change, error) {
 	var at object
 	var err error
@@ -242,7 +240,6 @@ func (a *Applicator) try(ctx context.Context, of Object, set map[string]string, 
 	return at.write(ctx, next, lines)
 }
 
-// changed returns labels with a change.
 func changed(labels, set map[string]string, remove []string) map[string]string {
 	next := field.Merge(labels, set)
 	for _, key := range remove {
@@ -251,7 +248,7 @@ func changed(labels, set map[string]string, remove []string) map[string]string {
 	return next
 }
 
-// differences returns a line for each label that is different, sorted by key.
+// differences returns a line for each label that differs, sorted by key.
 func differences(before, after map[string]string) (lines []string) {
 	text := func(labels map[string]string, key string) string {
 		if value, has := labels[key]; has {
@@ -269,7 +266,6 @@ func differences(before, after map[string]string) (lines []string) {
 	return lines
 }
 
-// readNode reads a node: operators' labels lie on top of those of the preparer.
 func (a *Applicator) readNode(ctx context.Context, name string) (object, error) {
 	cur, err := a.store.Operated(ctx, name)
 	if err != nil {
@@ -286,7 +282,8 @@ func (a *Applicator) readNode(ctx context.Context, name string) (object, error) 
 		write: func(ctx context.Context, next map[string]string, lines []string) (Change, error) {
 			after := before
 			if after.Labels = next; len(lines) == 0 {
-				after.Labels, lines = before.Labels, []string{"reservation: was not in line with the drain or the labels -> mended"}
+				after.Labels, lines = before.Labels,
+					[]string{"reservation: was not in line with the drain or the labels -> mended"}
 			}
 			return Change{Lines: lines}, a.store.Operator.ChangeNode(ctx, store.NodeChange{
 				Ops: after, Index: cur.Ops.Index, Reservation: cur.ReservationAfter(after),
@@ -296,7 +293,7 @@ func (a *Applicator) readNode(ctx context.Context, name string) (object, error) 
 	}, nil
 }
 
-// readRC reads a controller. A revision has the labels of its service's document.
+// A revision has the labels of its service's document.
 func (a *Applicator) readRC(ctx context.Context, id string) (object, error) {
 	rec, err := a.store.RCs.Get(ctx, store.Consistent, id)
 	if err != nil {
@@ -321,18 +318,19 @@ func (a *Applicator) readRC(ctx context.Context, id string) (object, error) {
 	}, nil
 }
 
-// mayLabel returns a *RefusedError where labels of a controller are not to be changed. A revision whose service has no
-// record any more is one by itself.
+// mayLabel may return a *RefusedError. If a revision's service has no record any more, its labels can change.
 func (a *Applicator) mayLabel(ctx context.Context, r *rc.RC) error {
 	if r.DeletedAt != nil {
-		return refusedf("rc %s (%s) is marked for deletion since %s; it cannot be labelled", r.Name, r.ID, r.DeletedAt.Format(time.RFC3339))
+		return refusedf("rc %s (%s) is marked for deletion since %s; it cannot be labelled", r.Name,
+			r.ID, r.DeletedAt.Format(time.RFC3339))
 	}
 	if r.Service != nil {
 		switch there, err := a.store.Deployed.Exists(ctx, r.Service.Name); {
 		case err != nil:
 			return fmt.Errorf("rc %s: %w", r.Name, err)
 		case there:
-			const text = "rc %s is revision %d of service %s; change labels in the service's document: rcctl deploy -f FILE"
+			const text = "rc %s is revision %d of service %s; " +
+				"change labels in the service's document: rcctl deploy -f FILE"
 			return refusedf(text, r.Name, r.Service.Revision, r.Service.Name)
 		}
 	}
@@ -346,7 +344,7 @@ func (a *Applicator) mayLabel(ctx context.Context, r *rc.RC) error {
 	return nil
 }
 
-// readPod reads a pod. What it is to have counts as set: requests that wait for its owner are ahead of the change.
+// The result has the labels as they will be after the waiting requests, because the owner carries these out first.
 func (a *Applicator) readPod(ctx context.Context, of Object, set map[string]string, remove []string) (object, error) {
 	rec, err := a.store.Pods.Get(ctx, store.Consistent, of.Pod.String())
 	if err != nil {
@@ -374,7 +372,8 @@ func (a *Applicator) readPod(ctx context.Context, of Object, set map[string]stri
 				return Change{}, refusedf("%s stops; it cannot be labelled", of)
 			}
 			if waiting >= maxWaiting {
-				const text = "%s: %d requests to label it wait for the owner of its controller already; is a farm running? rcctl farms"
+				const text = "%s: %d requests to label it wait for the owner of its controller already; " +
+					"is a farm running? rcctl farms"
 				return Change{}, refusedf(text, of, waiting)
 			}
 			switch there, err := a.store.RCs.Exists(ctx, p.RCID); {
@@ -384,13 +383,15 @@ func (a *Applicator) readPod(ctx context.Context, of Object, set map[string]stri
 				return Change{}, refusedf("%s: its controller has no record; it cannot be labelled", of)
 			}
 			r := store.Request{
-				ID: store.NewID(), RCID: p.RCID, Kind: store.LabelPod, Node: p.Node, Pod: p.Identity, Labels: set, Remove: remove,
+				ID: store.NewID(), RCID: p.RCID, Kind: store.LabelPod, Node: p.Node,
+				Pod: p.Identity, Labels: set, Remove: remove,
 				By: a.who, At: time.Now().UTC(),
 			}
 			audit := store.NewAudit(a.who, "label", p.RCID, field.Each(lines, func(line string) string {
 				return fmt.Sprintf("%s.%d on %s: %s", p.Role, p.Index, p.Node, line)
 			})).OnNodes(p.Node)
-			return Change{Lines: lines, Request: r.ID, Node: p.Node}, a.store.Operator.AskLabels(ctx, r, rec.Index, audit)
+			return Change{Lines: lines, Request: r.ID, Node: p.Node},
+				a.store.Operator.AskLabels(ctx, r, rec.Index, audit)
 		},
 	}, nil
 }

@@ -1,7 +1,5 @@
-// Package labels finds pods and nodes by their labels, and changes the labels of a pod, a node or a controller. A
-// LabelMatcher reads the records that there are: placements, which bear the labels of pods, and what preparers and
-// operators say about nodes. An Applicator writes what operators may write: it asks the owner of a pod for the pod's
-// own labels. Nothing is remembered.
+// Package labels finds pods and nodes by their labels, and changes the labels of a pod, a node or a controller. It
+// caches nothing. For a pod's own labels, it writes a request to the pod's owner.
 package labels
 
 import (
@@ -19,48 +17,48 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Labeled is something with labels: a pod on the node where it is placed, or a node.
+// Labeled is a pod on the node where it is placed, or a node.
 type Labeled struct {
-	ID     string         // of a pod that of its identity, pod.Identity.String(); of a node its name
-	Labels labels.Set     // those that every pod has included; of a node with the operators' on top
-	Node   string         // where the pod is placed, or the node itself
+	ID     string         // a pod's identity, as text of pod.Identity.String(); a node's name
+	Labels labels.Set     // of a pod: with the labels that every pod has; of a node: operators' labels take precedence
+	Node   string         // the node where the pod is placed, or the node itself
 	Pod    *pod.Placement // nil: it is a node
 }
 
-// LabelMatcher finds what a selector selects.
+// LabelMatcher finds the pods or the nodes that a selector selects.
 type LabelMatcher interface {
-	// GetMatches returns all that the selector selects, by ID. Where a record cannot be read, it returns the others and an
-	// error that has a *store.CorruptError for each such record; whoever counts on all should look at it.
+	// GetMatches returns the matches, sorted by ID. If some records cannot be read, it also returns a
+	// *store.CorruptError for each.
 	GetMatches(ctx context.Context, selector labels.Selector) ([]Labeled, error)
 }
 
-// Labeler has a matcher for each kind of thing with labels.
+// Labeler has a matcher for pods and a matcher for nodes.
 type Labeler interface {
-	// Pods finds pods that are placed, those that stop included. For a selector that fixes replication_controller_id it reads the placements
-	// of that controller and no others, as Consul's leader has them; for any other it reads all.
+	// Pods finds placed pods, also those that stop. If the selector fixes replication_controller_id, it reads only the
+	// placements of that controller, from Consul's leader.
 	Pods() LabelMatcher
-	// Nodes finds nodes, whether their preparers live or not.
+	// Nodes finds nodes with living and with dead preparers.
 	Nodes() LabelMatcher
 }
 
-// Lister reads records of one kind; *store.Records is one.
+// Lister reads records of one kind. *store.Records implements it.
 type Lister[T any] interface {
 	List(ctx context.Context, level store.Level, below ...string) ([]store.Rec[T], []error, error)
 }
 
-// Records is what there is to find.
+// Records has the records that a Labeler reads.
 type Records struct {
 	Placements Lister[pod.Placement]
 	Nodes      Lister[node.Node]
 	NodeOps    Lister[node.Ops]
 }
 
-// New returns what finds the records of a store by their labels.
+// New returns a Labeler for a store.
 func New(s *store.Store) Labeler {
 	return Of(Records{Placements: &s.Pods, Nodes: &s.Nodes, NodeOps: &s.NodeOps})
 }
 
-// Of returns what finds records by their labels.
+// Of returns a Labeler for some records.
 func Of(records Records) Labeler { return labeler{records} }
 
 type labeler struct{ records Records }
@@ -93,7 +91,8 @@ func (p pods) GetMatches(ctx context.Context, selector labels.Selector) ([]Label
 	for i := range found {
 		placed := &found[i].Value
 		if set := OfPod(placed.RCID, placed.PodID, placed.Labels); selector.Matches(set) {
-			matches = append(matches, Labeled{ID: placed.Identity.String(), Labels: set, Node: placed.Node, Pod: placed})
+			matches = append(matches,
+				Labeled{ID: placed.Identity.String(), Labels: set, Node: placed.Node, Pod: placed})
 		}
 	}
 	return sorted(matches), errors.Join(corrupt...)
@@ -130,7 +129,7 @@ func sorted(matches []Labeled) []Labeled {
 	return matches
 }
 
-// OfPod returns what selectors look at: the labels that the farm gave a pod, and those that every pod has.
+// OfPod returns the labels by which selectors select a pod.
 func OfPod(rcID, podID string, given map[string]string) labels.Set {
 	set := field.Merge(given, map[string]string{pod.RCIDLabel: rcID})
 	if podID != "" {
@@ -139,14 +138,15 @@ func OfPod(rcID, podID string, given map[string]string) labels.Set {
 	return set
 }
 
-// FixedRC returns the id of the only controller whose pods a selector can select, "" where it leaves that open.
+// FixedRC returns the id of a controller if the selector can select only its pods, else "".
 func FixedRC(sel labels.Selector) string {
 	requirements, selectable := sel.Requirements()
 	if !selectable {
 		return ""
 	}
 	for _, r := range requirements {
-		fixes := r.Operator() == selection.Equals || r.Operator() == selection.DoubleEquals || r.Operator() == selection.In
+		fixes := r.Operator() == selection.Equals ||
+			r.Operator() == selection.DoubleEquals || r.Operator() == selection.In
 		if values := r.ValuesUnsorted(); r.Key() == pod.RCIDLabel && fixes && len(values) == 1 {
 			return values[0]
 		}

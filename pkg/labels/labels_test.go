@@ -46,14 +46,16 @@ func TestFixedRC(t *testing.T) {
 	}
 }
 
-// counting notes what is read.
+// counting is a store that records which placements are read.
 type counting struct {
 	*store.Store
 	read []string
 }
 
-// List notes that placements are read.
-func (c *counting) List(ctx context.Context, level store.Level, below ...string) ([]store.Rec[pod.Placement], []error, error) {
+// List reads placements, and records which placements are read.
+func (c *counting) List(ctx context.Context, level store.Level,
+	below ...string,
+) ([]store.Rec[pod.Placement], []error, error) {
 	if len(below) == 0 {
 		c.read = append(c.read, "pods")
 	} else {
@@ -66,7 +68,7 @@ func (c *counting) labeler() labels.Labeler {
 	return labels.Of(labels.Records{Placements: c, Nodes: &c.Nodes, NodeOps: &c.NodeOps})
 }
 
-// cluster writes pods of three controllers on two nodes, as farms, preparers and operators do.
+// cluster writes records about pods of three controllers on two nodes, like farms, preparers and operators write them.
 func cluster(t *testing.T) (records *counting, put func(key string, value any)) {
 	t.Helper()
 	client, prefix := consultest.Client(t)
@@ -87,10 +89,19 @@ func cluster(t *testing.T) (records *counting, put func(key string, value any)) 
 		}
 	}
 	for i, placed := range []pod.Placement{
-		{Identity: pod.Identity{RCID: "a", Role: "main", Index: 0}, Node: "n1", Labels: map[string]string{"app": "web", "tier": "front", pod.RCIDLabel: "a"}},
-		{Identity: pod.Identity{RCID: "a", Role: "main", Index: 1}, Node: "n2", Labels: map[string]string{"app": "web", "tier": "front"}},
+		{
+			Identity: pod.Identity{RCID: "a", Role: "main", Index: 0}, Node: "n1",
+			Labels: map[string]string{"app": "web", "tier": "front", pod.RCIDLabel: "a"},
+		},
+		{
+			Identity: pod.Identity{RCID: "a", Role: "main", Index: 1}, Node: "n2",
+			Labels: map[string]string{"app": "web", "tier": "front"},
+		},
 		{Identity: pod.Identity{RCID: "b", Role: "main", Index: 0}, Node: "n1", Labels: map[string]string{"app": "db"}},
-		{Identity: pod.Identity{RCID: "ab", Role: "main", Index: 0}, Node: "n2", Labels: map[string]string{"app": "web"}, RunState: pod.Stopped},
+		{
+			Identity: pod.Identity{RCID: "ab", Role: "main", Index: 0}, Node: "n2",
+			Labels: map[string]string{"app": "web"}, RunState: pod.Stopped,
+		},
 	} {
 		placed.PodID, placed.Digest, placed.Revision = placed.Labels["app"], fmt.Sprintf("%064d", i), 1
 		if placed.RunState == "" {
@@ -104,7 +115,8 @@ func cluster(t *testing.T) (records *counting, put func(key string, value any)) 
 	return &counting{Store: store.New(client, keys)}, put
 }
 
-// Pods and nodes are found by all of their labels, and by those only; a selector that fixes the controller reads no other's pods.
+// Selectors find pods and nodes by all their labels. If a selector fixes the controller, the placements of other
+// controllers are not read.
 func TestMatches(t *testing.T) {
 	t.Parallel()
 	records, _ := cluster(t)
@@ -116,7 +128,7 @@ func TestMatches(t *testing.T) {
 		{finds.Pods(), "", "a/main.0@n1 a/main.1@n2 ab/main.0@n2 b/main.0@n1 ", "[pods]"},
 		{finds.Pods(), "app=web", "a/main.0@n1 a/main.1@n2 ab/main.0@n2 ", "[pods]"},
 		{finds.Pods(), "app notin (web)", "b/main.0@n1 ", "[pods]"},
-		{finds.Pods(), "tier notin (front)", "ab/main.0@n2 b/main.0@n1 ", "[pods]"}, // without the label, too
+		{finds.Pods(), "tier notin (front)", "ab/main.0@n2 b/main.0@n1 ", "[pods]"}, // also pods without the label
 		{finds.Pods(), "tier", "a/main.0@n1 a/main.1@n2 ", "[pods]"},
 		{finds.Pods(), "pod_id in (db)", "b/main.0@n1 ", "[pods]"},
 		{finds.Pods(), "replication_controller_id=a", "a/main.0@n1 a/main.1@n2 ", "[pods/a consistent=true]"},
@@ -147,12 +159,13 @@ func TestMatches(t *testing.T) {
 		}
 	}
 	records.read = nil
-	if found, err := finds.Pods().GetMatches(t.Context(), kube.Nothing()); err != nil || len(found) != 0 || len(records.read) != 0 {
+	if found, err := finds.Pods().GetMatches(t.Context(), kube.Nothing()); err != nil ||
+		len(found) != 0 || len(records.read) != 0 {
 		t.Errorf("nothing: %v, %v after reading %v", found, err, records.read)
 	}
 }
 
-// All pods of an application that are not of one controller, by the labels that farms gave them.
+// The example lists all pods of an application, except the pods of one controller.
 func ExampleLabelMatcher() {
 	list := func(ctx context.Context, finds labels.Labeler) error {
 		selector, err := kube.Parse("app=web,replication_controller_id!=01m81nvfj7av9tvd8yd4gk9qsw")
@@ -168,13 +181,16 @@ func ExampleLabelMatcher() {
 	_ = list // with labels.New(store)
 }
 
-// What cannot be read is an error, beside what can.
-func TestUnreadableRecordsAreTold(t *testing.T) {
+// If records cannot be read, GetMatches returns an error together with the readable matches.
+func TestUnreadableRecordsAreErrors(t *testing.T) {
 	t.Parallel()
 	records, put := cluster(t)
 	put(records.Keys().Pods.Key(pod.Identity{RCID: "a", Role: "main", Index: 2}.String()), []byte("{"))
 	put(records.Keys().NodeOps.Key("n1"), []byte("{"))
-	for name, m := range map[string]labels.LabelMatcher{"pods": records.labeler().Pods(), "nodes": records.labeler().Nodes()} {
+	for name, m := range map[string]labels.LabelMatcher{
+		"pods":  records.labeler().Pods(),
+		"nodes": records.labeler().Nodes(),
+	} {
 		found, err := m.GetMatches(t.Context(), kube.Everything())
 		var corrupt *store.CorruptError
 		if !errors.As(err, &corrupt) || len(found) < 2 {

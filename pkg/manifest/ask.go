@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// HostPaths returns the paths of the node that the manifest names, sorted: programs (exec, and those of its hooks and checks),
-// archives (file://), what its configuration takes ($file), and where it works.
+// HostPaths returns the node's paths that the manifest names, sorted: programs, archives (file://), files for its
+// configuration ($file), and working directories.
 func (m *Manifest) HostPaths() []string {
 	var paths []string
 	add := func(path string) {
@@ -32,7 +32,6 @@ func (m *Manifest) HostPaths() []string {
 	return slices.Compact(paths)
 }
 
-// eachFile calls do with each file that a tree of configuration takes its content from.
 func eachFile(value any, do func(string)) {
 	switch value := value.(type) {
 	case map[string]any:

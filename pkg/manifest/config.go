@@ -10,21 +10,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// FileKey is the only key of an object that stands for the content of a file of the node, so that what the file holds
-// never enters Consul: {"$file": "/etc/web/password"}.
+// FileKey is the key of an object such as {"$file": "/etc/web/password"}. The node replaces the object with the file's
+// content, which is never in Consul. The object must have no other key.
 const FileKey = "$file"
 
-// Limits on the configuration tree.
+// Limits on the configuration.
 const (
 	MaxConfigDepth = 32     // maps and lists within each other, config itself included
 	MaxConfigBytes = 32_768 // as canonical JSON
 )
 
-// Config is any tree of JSON. Numbers in it are json.Number, so that each stays as it was written: a float64 would make
-// 1 of 1.0 and lose digits of large ones, and with them the digest.
+// Config is any tree of JSON. Its numbers are json.Number: a float64 would change 1.0 to 1 and lose digits, and so
+// change the digest.
 type Config map[string]any
 
-// UnmarshalJSON reads a map; anything else, null included, is a *field.Error.
+// UnmarshalJSON reads a map. For any other value, also null, it returns a *field.Error.
 func (c *Config) UnmarshalJSON(data []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
@@ -57,17 +57,19 @@ func (c Config) validate() field.Errors {
 	if data, err := json.Marshal(c); err != nil {
 		errs.Add("", field.Text("a value that JSON cannot hold"), "maps, lists, strings, numbers, true, false and null")
 	} else if len(data) > MaxConfigBytes {
-		errs.Add("", field.Text(fmt.Sprintf("%d bytes of canonical JSON", len(data))), fmt.Sprintf("at most %d bytes", MaxConfigBytes))
+		errs.Add("", field.Text(fmt.Sprintf("%d bytes of canonical JSON", len(data))),
+			fmt.Sprintf("at most %d bytes", MaxConfigBytes))
 	}
 	return errs
 }
 
-// checkTree looks for what is too deep and for malformed references to files. A tree that is too deep is left there.
+// checkTree refuses too deep nesting and malformed references to files.
 func checkTree(errs *field.Errors, at string, value any, depth int) {
 	object, isMap := value.(map[string]any)
 	list, isList := value.([]any)
 	if (isMap || isList) && depth > MaxConfigDepth {
-		errs.Add(at, field.Text(fmt.Sprintf("level %d of nesting", depth)), fmt.Sprintf("at most %d levels", MaxConfigDepth))
+		errs.Add(at, field.Text(fmt.Sprintf("level %d of nesting", depth)),
+			fmt.Sprintf("at most %d levels", MaxConfigDepth))
 		return
 	}
 	if file, found := object[FileKey]; found {

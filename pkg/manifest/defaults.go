@@ -8,8 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// WithDefaults returns the manifest with the defaults written out that are the same on all nodes. Manifests that are
-// equal with them make the same processes. It is for comparing: what is stored and signed has no defaults.
+// WithDefaults returns the manifest with the defaults that are the same on all nodes. It is only for comparisons:
+// stored and signed manifests have no defaults.
 func (m *Manifest) WithDefaults() *Manifest {
 	out := field.Copy(*m)
 	ready := field.Duration(m.ReadyAfter())
@@ -26,7 +26,7 @@ func (m *Manifest) WithDefaults() *Manifest {
 		fill(&s.Drain, DefaultDrain)
 	}
 	if h := out.Health; h != nil {
-		h.MinReady = nil // it is the pod's
+		h.MinReady = nil // MinReady of the pod replaces it
 		fill(&h.Interval, DefaultHealthInterval)
 		fill(&h.Timeout, DefaultHealthTimeout)
 		fill(&h.InitialDelay, 0)
@@ -42,15 +42,13 @@ func (m *Manifest) WithDefaults() *Manifest {
 	return &out
 }
 
-// Same reports whether two manifests make the same processes: they differ in nothing but in which defaults are written
-// out.
+// Same reports whether two manifests with their defaults are equal, so they make the same processes.
 func (m *Manifest) Same(other *Manifest) bool {
 	a, errA := m.WithDefaults().Canonical()
 	b, errB := other.WithDefaults().Canonical()
 	return errA == nil && errB == nil && bytes.Equal(a, b)
 }
 
-// fill writes the defaults of a launchable out.
 func (l *Launchable) fill() {
 	if l.Artifact.Kind == ArtifactTar {
 		l.Command = cmp.Or(l.Command, DefaultCommand)
@@ -66,7 +64,6 @@ func (l *Launchable) fill() {
 	l.Resources.PIDs = l.Resources.MaxPIDs()
 }
 
-// fill sets a length of time that is left out.
 func fill(d **field.Duration, to time.Duration) {
 	if *d == nil {
 		value := field.Duration(to)

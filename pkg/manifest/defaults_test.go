@@ -7,7 +7,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Each default may be written out, and no other value may: a manifest with it makes the same processes.
+// A default that is written out makes the same processes as an absent field, and any other value does not.
 func TestDefaultsAreTheSame(t *testing.T) {
 	t.Parallel()
 	const plain = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"tar"}},{"name":"side","artifact":{"kind":"exec"}}],
@@ -24,13 +24,25 @@ func TestDefaultsAreTheSame(t *testing.T) {
 		field        string
 		usual, other any
 	}{
-		"command":           {server, "command", "bin/launch", "bin/other"},
-		"stop_signal":       {server, "stop_signal", "SIGTERM", "SIGINT"},
-		"stop_grace":        {server, "stop_grace", "10s", "11s"},
-		"restart":           {server, "restart", map[string]any{}, map[string]any{"policy": "never"}},
-		"policy":            {server, "restart", map[string]any{"policy": "always"}, map[string]any{"policy": "on-failure"}},
-		"backoff_min":       {server, "restart", map[string]any{"backoff_min": "500ms"}, map[string]any{"backoff_min": "501ms"}},
-		"backoff_max":       {server, "restart", map[string]any{"backoff_max": "1m"}, map[string]any{"backoff_max": "2m"}},
+		"command":     {server, "command", "bin/launch", "bin/other"},
+		"stop_signal": {server, "stop_signal", "SIGTERM", "SIGINT"},
+		"stop_grace":  {server, "stop_grace", "10s", "11s"},
+		"restart":     {server, "restart", map[string]any{}, map[string]any{"policy": "never"}},
+		"policy": {
+			server, "restart",
+			map[string]any{"policy": "always"},
+			map[string]any{"policy": "on-failure"},
+		},
+		"backoff_min": {
+			server, "restart",
+			map[string]any{"backoff_min": "500ms"},
+			map[string]any{"backoff_min": "501ms"},
+		},
+		"backoff_max": {
+			server, "restart",
+			map[string]any{"backoff_max": "1m"},
+			map[string]any{"backoff_max": "2m"},
+		},
 		"pids":              {server, "resources", map[string]any{"pids": 4096}, map[string]any{"pids": 4095}},
 		"min_ready":         {func(m map[string]any) map[string]any { return m }, "min_ready", "10s", "9s"},
 		"health.min_ready":  {health, "min_ready", "10s", "9s"},

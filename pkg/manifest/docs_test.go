@@ -24,7 +24,8 @@ func page(t *testing.T) string {
 	return string(data)
 }
 
-// paths lists every field below a type as docs/manifest.md names it. The hooks are alike, so their fields are listed once.
+// paths lists each field below a type as docs/manifest.md does, such as launchables[].name, and the fields of hooks
+// once.
 func paths(at string, t reflect.Type) []string {
 	switch {
 	case t == reflect.TypeFor[field.Duration](), t == reflect.TypeFor[manifest.Config]():
@@ -50,7 +51,7 @@ func paths(at string, t reflect.Type) []string {
 	return found
 }
 
-// Every field is in docs/manifest.md, and every field that it lists exists.
+// docs/manifest.md has exactly the fields of a manifest.
 func TestFieldsAreDocumented(t *testing.T) {
 	real := paths("", reflect.TypeFor[manifest.Manifest]())
 	slices.Sort(real)
@@ -68,18 +69,19 @@ func TestFieldsAreDocumented(t *testing.T) {
 	}
 }
 
-// What docs/manifest.md says of limits and defaults is what they are.
+// The limits and defaults in docs/manifest.md are the code's.
 func TestLimitsAreDocumented(t *testing.T) {
 	text := page(t)
 	for path, want := range map[string]string{
-		"launchables":                       "1 to 16",
-		"ports":                             "up to 32",
-		"volumes":                           "up to 16",
-		"labels":                            "up to 64",
-		"launchables[].args":                "up to 128",
-		"launchables[].env":                 "up to 128",
-		"launchables[].stop_grace":          "`" + manifest.DefaultStopGrace.String() + "`",
-		"launchables[].stop_signal":         "`" + strings.Join(manifest.StopSignals[:len(manifest.StopSignals)-1], "`, `") + "` or `",
+		"launchables":              "1 to 16",
+		"ports":                    "up to 32",
+		"volumes":                  "up to 16",
+		"labels":                   "up to 64",
+		"launchables[].args":       "up to 128",
+		"launchables[].env":        "up to 128",
+		"launchables[].stop_grace": "`" + manifest.DefaultStopGrace.String() + "`",
+		"launchables[].stop_signal": "`" +
+			strings.Join(manifest.StopSignals[:len(manifest.StopSignals)-1], "`, `") + "` or `",
 		"launchables[].restart.backoff_min": "`" + manifest.DefaultBackoffMin.String() + "`",
 		"launchables[].restart.backoff_max": "`1m`",
 		"launchables[].resources.cpu":       "1,000,000",
@@ -98,7 +100,7 @@ func TestLimitsAreDocumented(t *testing.T) {
 	}
 }
 
-// Every example of docs/manifest.md is valid, for validation and for the schema; the first one has nearly everything.
+// Validation and the schema accept each example of docs/manifest.md. The first has all top-level fields except version.
 func TestExamplesAreValid(t *testing.T) {
 	schema := compile(t)
 	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page(t), -1)
@@ -118,13 +120,14 @@ func TestExamplesAreValid(t *testing.T) {
 		}
 	}
 	for f := range reflect.TypeFor[manifest.Manifest]().Fields() {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); !strings.Contains(examples[0][1], "\n"+name+":") && name != "version" {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); !strings.Contains(examples[0][1], "\n"+name+":") &&
+			name != "version" {
 			t.Errorf("the complete example has no %s", name)
 		}
 	}
 }
 
-// The manifests of these tests have every field between them, so that no new one is forgotten in them.
+// Each field is in at least one manifest of these tests, so they miss no new field.
 func TestAllHasEveryField(t *testing.T) {
 	var written []string
 	for _, text := range []string{all, allTCP, allScript, allService, allReady, allHung, allDrain} {
@@ -137,7 +140,7 @@ func TestAllHasEveryField(t *testing.T) {
 	}
 }
 
-// filled lists the fields of a value that are not zero, named as paths does.
+// filled lists the fields that are not zero, like paths.
 func filled(at string, v reflect.Value) []string {
 	switch {
 	case v.Kind() == reflect.Pointer && !v.IsNil():

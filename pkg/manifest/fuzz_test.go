@@ -9,8 +9,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Whatever the bytes are, they are refused with a reason, or they are a manifest: then its canonical form is valid too,
-// has the same canonical form again, and conforms to the schema.
+// Decode refuses a text with a reason, or its canonical form is valid, stays the same when decoded and encoded again,
+// and conforms to the schema.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{least, full, all, allTCP, allScript, allService, allReady, allHung, allDrain} {
 		f.Add([]byte(seed))

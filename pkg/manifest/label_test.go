@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// A label is what Kubernetes' own package takes for one.
+// IsLabel accepts the same labels as Kubernetes' own package.
 func TestLabelsAreKubernetesLabels(t *testing.T) {
 	t.Parallel()
 	text := rapid.OneOf(
@@ -29,12 +29,14 @@ func TestLabelsAreKubernetesLabels(t *testing.T) {
 	})
 }
 
-// A digest is what the form says that users are shown.
-func TestDigestsAreWhatTheFormSays(t *testing.T) {
+// IsDigest accepts the same texts as the pattern that is shown to users.
+func TestDigestsMatchTheirPattern(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		text := rapid.OneOf(rapid.StringMatching(`[0-9a-f]{63,65}`), rapid.StringMatching(`[0-9a-g]{64}`), rapid.String()).Draw(t, "text")
-		if got, want := manifest.IsDigest(text), len(text) == 64 && strings.Trim(text, "0123456789abcdef") == ""; got != want {
+		text := rapid.OneOf(rapid.StringMatching(`[0-9a-f]{63,65}`), rapid.StringMatching(`[0-9a-g]{64}`),
+			rapid.String()).Draw(t, "text")
+		if got, want := manifest.IsDigest(text), len(text) == 64 &&
+			strings.Trim(text, "0123456789abcdef") == ""; got != want {
 			t.Fatalf("%q is a digest: %t, want %t", text, got, want)
 		}
 	})

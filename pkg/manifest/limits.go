@@ -7,14 +7,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// OnlyLimitsDiffer reports whether two manifests differ in the CPU or the memory of launchables, and in nothing else
-// but in which defaults are written out. Limits of CPU and memory are those of what runs: they change without a
+// OnlyLimitsDiffer reports whether two manifests differ only in CPU or memory. A node can change these without a
 // restart.
 func OnlyLimitsDiffer(a, b *Manifest) bool {
 	return !a.Same(b) && a.unlimited().Same(b.unlimited())
 }
 
-// unlimited returns the manifest without limits of CPU and memory.
 func (m *Manifest) unlimited() *Manifest {
 	out := field.Copy(*m)
 	for i := range out.Launchables {
@@ -23,8 +21,7 @@ func (m *Manifest) unlimited() *Manifest {
 	return &out
 }
 
-// Limits says in words what CPU and memory each launchable may take: "cpu 500m, memory 64Mi". Where there are several,
-// their names stand before it.
+// Limits describes each launchable's limits: "cpu 500m, memory 64Mi", with names if there are several.
 func (m *Manifest) Limits() string {
 	var parts []string
 	for i := range m.Launchables {
@@ -52,7 +49,7 @@ func (r Resources) limits() string {
 	return strings.Join(parts, ", ")
 }
 
-// text is the number of bytes with the largest unit that leaves no rest.
+// text uses the largest unit that gives a whole number.
 func (b Bytes) text() string {
 	for i, name := range []string{"Gi", "Mi", "Ki"} {
 		if unit := int64(1) << (30 - 10*i); int64(b)%unit == 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Only CPU and memory change without a restart.
+// Only CPU and memory can change without a restart.
 func TestOnlyLimitsDiffer(t *testing.T) {
 	t.Parallel()
 	replaced := func(old, with string) string { return strings.Replace(all, old, with, 1) }
@@ -15,19 +15,24 @@ func TestOnlyLimitsDiffer(t *testing.T) {
 		next string
 		want bool
 	}{
-		"nothing":                {all, false},
-		"a default written out":  {replaced(`"path":"/usr/bin/probe"}`, `"path":"/usr/bin/probe"},"stop_signal":"SIGTERM"`), false},
-		"CPU":                    {replaced(`"cpu":500`, `"cpu":501`), true},
-		"memory":                 {replaced(`"memory":1048576`, `"memory":2097152`), true},
-		"both":                   {replaced(`"cpu":500,"memory":1048576`, `"cpu":1,"memory":2097152`), true},
-		"no limits any more":     {replaced(`"cpu":500,"memory":1048576,`, ``), true},
-		"limits of the second":   {replaced(`"path":"/usr/bin/probe"}`, `"path":"/usr/bin/probe"},"resources":{"memory":1}`), true},
-		"CPU, a default besides": {replaced(`"cpu":500,"memory":1048576,"pids":64},"stop_signal":"SIGINT"`, `"cpu":50,"memory":1048576,"pids":64},"stop_signal":"SIGINT"`), true},
-		"PIDs":                   {replaced(`"pids":64`, `"pids":65`), false},
-		"CPU and PIDs":           {replaced(`"cpu":500,"memory":1048576,"pids":64`, `"cpu":501,"memory":1048576,"pids":65`), false},
-		"CPU and a variable":     {strings.Replace(replaced(`"cpu":500`, `"cpu":501`), `"A":"1"`, `"A":"2"`, 1), false},
-		"CPU and a label":        {strings.Replace(replaced(`"cpu":500`, `"cpu":501`), `"labels":{"app":"all"}`, `"labels":{"app":"other"}`, 1), false},
-		"a variable":             {replaced(`"A":"1"`, `"A":"2"`), false},
+		"nothing": {all, false},
+		"a default written out": {replaced(`"path":"/usr/bin/probe"}`,
+			`"path":"/usr/bin/probe"},"stop_signal":"SIGTERM"`), false},
+		"CPU":                {replaced(`"cpu":500`, `"cpu":501`), true},
+		"memory":             {replaced(`"memory":1048576`, `"memory":2097152`), true},
+		"both":               {replaced(`"cpu":500,"memory":1048576`, `"cpu":1,"memory":2097152`), true},
+		"no limits any more": {replaced(`"cpu":500,"memory":1048576,`, ``), true},
+		"limits of the second": {replaced(`"path":"/usr/bin/probe"}`,
+			`"path":"/usr/bin/probe"},"resources":{"memory":1}`), true},
+		"CPU, a default besides": {replaced(`"cpu":500,"memory":1048576,"pids":64},"stop_signal":"SIGINT"`,
+			`"cpu":50,"memory":1048576,"pids":64},"stop_signal":"SIGINT"`), true},
+		"PIDs": {replaced(`"pids":64`, `"pids":65`), false},
+		"CPU and PIDs": {replaced(`"cpu":500,"memory":1048576,"pids":64`,
+			`"cpu":501,"memory":1048576,"pids":65`), false},
+		"CPU and a variable": {strings.Replace(replaced(`"cpu":500`, `"cpu":501`), `"A":"1"`, `"A":"2"`, 1), false},
+		"CPU and a label": {strings.Replace(replaced(`"cpu":500`, `"cpu":501`), `"labels":{"app":"all"}`,
+			`"labels":{"app":"other"}`, 1), false},
+		"a variable": {replaced(`"A":"1"`, `"A":"2"`), false},
 	} {
 		before, after := decode(t, all), decode(t, tt.next)
 		if got := manifest.OnlyLimitsDiffer(before, after); got != tt.want {

@@ -1,5 +1,5 @@
-// Package manifest describes what a pod runs: its processes, where their files come from, its ports and its health
-// check. A manifest is addressed by the SHA-256 of its canonical JSON, so it never changes under a name.
+// Package manifest describes what a pod runs: processes, where their files come from, ports and a health check. Records
+// name a manifest by the SHA-256 of its canonical JSON.
 package manifest
 
 import (
@@ -15,11 +15,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Version is the only format version that this build reads and writes.
+// Version is the only format version of this build.
 const Version = 1
 
-// Defaults for fields that a manifest leaves out. They are applied on use, never written into the manifest, so
-// that a digest depends on nothing but what the user wrote.
+// Defaults are applied when a manifest is used, and never written into it. So a digest depends only on the user's text.
 const (
 	DefaultStopGrace      = 10 * time.Second
 	DefaultHealthInterval = 2 * time.Second
@@ -27,7 +26,7 @@ const (
 	DefaultHookTimeout    = time.Minute
 	DefaultBackoffMin     = 500 * time.Millisecond
 	DefaultBackoffMax     = time.Minute
-	DefaultPIDs           = 4096 // processes and threads of one process with all that it starts
+	DefaultPIDs           = 4096 // processes and threads, with all processes that it starts
 	DefaultMinReady       = 10 * time.Second
 	DefaultDrain          = time.Second
 	DefaultCommand        = "bin/launch" // of a tar artifact
@@ -48,7 +47,7 @@ type Manifest struct {
 	Config      Config            `json:"config,omitempty"` // written to the file that CONFIG_PATH names
 	Ports       []Port            `json:"ports,omitempty"`
 	Service     *Service          `json:"service,omitempty"`
-	MinReady    *field.Duration   `json:"min_ready,omitempty"` // before the pod counts as available; see ReadyAfter
+	MinReady    *field.Duration   `json:"min_ready,omitempty"` // until the pod is available; see ReadyAfter
 	Health      *Health           `json:"health,omitempty"`
 	Hooks       *Hooks            `json:"hooks,omitempty"`
 	Disconnect  *Disconnect       `json:"disconnect,omitempty"`
@@ -56,21 +55,22 @@ type Manifest struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 }
 
-// Launchable is one supervised process of a pod, or several where the command is a directory of scripts.
+// Launchable is one supervised process, or several if Command is a directory of scripts.
 type Launchable struct {
 	Name     string   `json:"name"`
 	Artifact Artifact `json:"artifact"`
-	// Command is the program: a path in the artifact. A directory stands for every executable file in it.
-	// Default of a tar: bin/launch. An exec artifact names its program itself.
-	Command    string            `json:"command,omitempty"`
-	Args       []string          `json:"args,omitempty"`
-	Env        map[string]string `json:"env,omitempty"`
-	User       string            `json:"user,omitempty"`     // an account of the node; default: one of the pod's own where the node isolates
-	WorkDir    string            `json:"work_dir,omitempty"` // absolute, or below POD_HOME, which is the default
-	Restart    *Restart          `json:"restart,omitempty"`
-	Resources  Resources         `json:"resources,omitzero"`
-	StopSignal string            `json:"stop_signal,omitempty"` // such as SIGINT; default: SIGTERM
-	StopGrace  *field.Duration   `json:"stop_grace,omitempty"`  // between the stop signal and SIGKILL
+	// Command is a path in the artifact. In a directory, each executable file is started. Default for a tar:
+	// DefaultCommand. It is empty for an exec artifact.
+	Command string            `json:"command,omitempty"`
+	Args    []string          `json:"args,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	// User is an account of the node. Default: the pod's own user, if the node isolates pods.
+	User       string          `json:"user,omitempty"`
+	WorkDir    string          `json:"work_dir,omitempty"` // absolute, or below POD_HOME, which is the default
+	Restart    *Restart        `json:"restart,omitempty"`
+	Resources  Resources       `json:"resources,omitzero"`
+	StopSignal string          `json:"stop_signal,omitempty"` // such as SIGINT; default: SIGTERM
+	StopGrace  *field.Duration `json:"stop_grace,omitempty"`  // between the stop signal and SIGKILL
 }
 
 // Artifact is what a launchable runs.
@@ -81,14 +81,23 @@ type Artifact struct {
 	Path   string `json:"path,omitempty"`   // of an exec: absolute, on the node
 }
 
-// Restart says what follows the end of a process.
+// IsFetched reports whether the node fetches the artifact and verifies its digest.
+func (a *Artifact) IsFetched() bool { return a.Kind == ArtifactTar }
+
+// HasSwitches reports whether the node runs the artifact's programs bin/enable and bin/disable, if there are such.
+func (a *Artifact) HasSwitches() bool { return a.Kind == ArtifactTar }
+
+// IsOnNode reports whether paths of programs are absolute and on the node. Otherwise they are paths in the artifact.
+func (a *Artifact) IsOnNode() bool { return a.Kind == ArtifactExec }
+
+// Restart is what the node does when a process ends.
 type Restart struct {
 	Policy     RestartPolicy   `json:"policy,omitempty"`      // default: always
-	BackoffMin *field.Duration `json:"backoff_min,omitempty"` // before the first restart; doubles from there
-	BackoffMax *field.Duration `json:"backoff_max,omitempty"` // bound of that doubling
+	BackoffMin *field.Duration `json:"backoff_min,omitempty"` // before the first restart; then doubles
+	BackoffMax *field.Duration `json:"backoff_max,omitempty"` // the longest pause
 }
 
-// RestartPolicy says which ends of a process are followed by a start.
+// RestartPolicy decides after which ends of a process the node starts it again.
 type RestartPolicy string
 
 // The restart policies.
@@ -98,52 +107,55 @@ const (
 	RestartNever     RestartPolicy = "never"
 )
 
-// Valid reports whether the policy is one of these, or empty.
-func (p RestartPolicy) Valid() bool {
-	return slices.Contains([]RestartPolicy{"", RestartAlways, RestartOnFailure, RestartNever}, p)
+// Valid reports whether the policy exists, or is empty.
+func (r RestartPolicy) Valid() bool {
+	return slices.Contains([]RestartPolicy{"", RestartAlways, RestartOnFailure, RestartNever}, r)
 }
 
-// Resources is what a process is expected to use; the scheduler reserves CPU and memory, and a node that isolates
-// enforces all three.
+// Resources is what a process is expected to use. The scheduler reserves CPU and memory. Isolation enforces all three.
 type Resources struct {
 	CPU    Millicores `json:"cpu,omitempty"`
 	Memory Bytes      `json:"memory,omitempty"`
 	PIDs   int64      `json:"pids,omitempty"` // processes and threads
 }
 
-// MaxPIDs returns how many processes and threads a process may be, with all that it starts.
+// MaxPIDs is PIDs or its default.
 func (r Resources) MaxPIDs() int64 { return cmp.Or(r.PIDs, DefaultPIDs) }
 
-// Port is a named TCP port that the pod listens on at its node's address. Exactly one of Port and Dynamic is set.
+// Port is a named TCP port at the node's address. Exactly one of Port and Dynamic is set.
 type Port struct {
 	Name    string `json:"name"`
 	Port    int    `json:"port,omitempty"`    // 1 to 65535, the same on every node
 	Dynamic bool   `json:"dynamic,omitempty"` // the farm picks a number from the node's port range
 }
 
-// Service is how others find the pod in Consul. A pod without one is found under its id.
+// Service is how clients find the pod in Consul; without it, under the pod's id.
 type Service struct {
-	Name string            `json:"name,omitempty"` // default: the pod's id
-	Port string            `json:"port,omitempty"` // name of the port that it stands for; default: see Manifest.Services
+	Name string `json:"name,omitempty"` // default: the pod's id
+	// Port is the name of the service's port; default: see Manifest.Services.
+	Port string            `json:"port,omitempty"`
 	Tags []string          `json:"tags,omitempty"`
 	Meta map[string]string `json:"meta,omitempty"`
-	// Drain is for how long the pod serves on after it has left its name, before it is stopped; see DrainFor.
+	// Drain: see DrainFor.
 	Drain *field.Duration `json:"drain,omitempty"`
 }
 
 // Health is how a node finds out whether the pod works. Exactly one of HTTP, TCP and Script is set.
 type Health struct {
-	HTTP             *HTTPCheck      `json:"http,omitempty"`
-	TCP              *TCPCheck       `json:"tcp,omitempty"`
-	Script           *ScriptCheck    `json:"script,omitempty"`
-	Interval         *field.Duration `json:"interval,omitempty"`          // between two checks
-	Timeout          *field.Duration `json:"timeout,omitempty"`           // of one check
-	InitialDelay     *field.Duration `json:"initial_delay,omitempty"`     // from the start of the processes to the first check
-	SuccessThreshold int             `json:"success_threshold,omitempty"` // passes in a row that make it healthy; default 1
-	FailureThreshold int             `json:"failure_threshold,omitempty"` // failures in a row that make it unhealthy; default 1
-	// RestartAfter: a pod whose check has failed for so long is started again; default: never.
+	HTTP     *HTTPCheck      `json:"http,omitempty"`
+	TCP      *TCPCheck       `json:"tcp,omitempty"`
+	Script   *ScriptCheck    `json:"script,omitempty"`
+	Interval *field.Duration `json:"interval,omitempty"` // between two checks
+	Timeout  *field.Duration `json:"timeout,omitempty"`  // of one check
+	// InitialDelay is from the start of the processes to the first check.
+	InitialDelay *field.Duration `json:"initial_delay,omitempty"`
+	// SuccessThreshold is how many passes in a row make the pod healthy; default 1.
+	SuccessThreshold int `json:"success_threshold,omitempty"`
+	// FailureThreshold is how many failures in a row make the pod unhealthy; default 1.
+	FailureThreshold int `json:"failure_threshold,omitempty"`
+	// RestartAfter is how long the check must fail until a restart; default: never.
 	RestartAfter *field.Duration `json:"restart_after,omitempty" feature:"restart-after"`
-	MinReady     *field.Duration `json:"min_ready,omitempty"` // where older manifests have the pod's
+	MinReady     *field.Duration `json:"min_ready,omitempty"` // older manifests have MinReady here
 }
 
 // HTTPCheck passes on a 2xx answer to GET.
@@ -157,14 +169,14 @@ type TCPCheck struct {
 	Port string `json:"port"` // name of one of the pod's ports
 }
 
-// ScriptCheck passes when the program exits with status 0. It runs in the pod's environment, as its launchable does.
+// ScriptCheck passes when a program of a launchable's artifact exits with 0, in the launchable's environment.
 type ScriptCheck struct {
-	Launchable string   `json:"launchable,omitempty"` // whose artifact holds it; default: the first
+	Launchable string   `json:"launchable,omitempty"` // its artifact has the program; default: the first
 	Path       string   `json:"path"`                 // in the artifact
 	Args       []string `json:"args,omitempty"`
 }
 
-// Hooks are programs of the pod's artifacts that the node runs at turning points of its life; see docs/manifest.md.
+// Hooks are programs that the node runs at points of the pod's life; see docs/manifest.md.
 type Hooks struct {
 	BeforeInstall *Hook `json:"before_install,omitempty"`
 	AfterInstall  *Hook `json:"after_install,omitempty"`
@@ -174,9 +186,9 @@ type Hooks struct {
 	AfterStop     *Hook `json:"after_stop,omitempty"`
 }
 
-// Hook is one program. A required one that fails keeps the step that it stands before, or belongs to, from being done.
+// Hook is one program. If a required hook fails, the node does not do its step.
 type Hook struct {
-	Launchable string          `json:"launchable,omitempty"` // whose artifact holds it; default: the first
+	Launchable string          `json:"launchable,omitempty"` // its artifact has the program; default: the first
 	Path       string          `json:"path"`                 // in the artifact
 	Args       []string        `json:"args,omitempty"`
 	Timeout    *field.Duration `json:"timeout,omitempty"`
@@ -185,15 +197,16 @@ type Hook struct {
 
 // Disconnect is what the pod does while its node cannot reach Consul's servers.
 type Disconnect struct {
-	StopAfter *field.Duration `json:"stop_after,omitempty"` // it stops by itself after this long; default: never
+	StopAfter *field.Duration `json:"stop_after,omitempty"` // the pod stops by itself after this time; default: never
 }
 
-// Volume is a directory of the pod's identity on its node. It stays when the pod is upgraded.
+// Volume is a directory on the node that belongs to the pod's identity. The node keeps it when the pod is upgraded or
+// stopped.
 type Volume struct {
-	Name string `json:"name"` // its path is in the environment as VOLUME_<NAME>
+	Name string `json:"name"` // the environment variable VOLUME_<NAME> has its path
 }
 
-// VolumeNames names the volumes. m may be nil.
+// VolumeNames returns the volumes' names. m may be nil.
 func (m *Manifest) VolumeNames() []string {
 	if m == nil {
 		return nil
@@ -205,10 +218,10 @@ func (m *Manifest) VolumeNames() []string {
 	return names
 }
 
-// Decode reads a manifest strictly and validates it. Mistakes come back as field.Errors.
+// Decode decodes strictly and validates. Mistakes are returned as field.Errors.
 func Decode(data []byte) (*Manifest, error) { return field.Read[Manifest](data) }
 
-// Canonical returns the manifest's canonical JSON: fields in declaration order, map keys sorted, defaults left out.
+// Canonical returns JSON with fields in the order of declaration and sorted map keys, without fields left out.
 func (m *Manifest) Canonical() ([]byte, error) {
 	data, err := json.Marshal(m)
 	if err != nil {
@@ -217,13 +230,13 @@ func (m *Manifest) Canonical() ([]byte, error) {
 	return data, nil
 }
 
-// Digest returns the address of canonical manifest bytes: their SHA-256 in lower-case hex.
+// Digest returns the SHA-256 in lower-case hex.
 func Digest(canonical []byte) string {
 	sum := sha256.Sum256(canonical)
 	return hex.EncodeToString(sum[:])
 }
 
-// DynamicPorts returns the names of the ports whose numbers the farm picks.
+// DynamicPorts returns the names of dynamic ports.
 func (m *Manifest) DynamicPorts() []string {
 	var names []string
 	for _, p := range m.Ports {
@@ -234,7 +247,7 @@ func (m *Manifest) DynamicPorts() []string {
 	return names
 }
 
-// PortMap returns the pod's ports by name. A dynamic one has the number zero.
+// PortMap returns ports by name; zero for a dynamic port.
 func (m *Manifest) PortMap() map[string]int {
 	ports := make(map[string]int, len(m.Ports))
 	for _, p := range m.Ports {
@@ -243,10 +256,10 @@ func (m *Manifest) PortMap() map[string]int {
 	return ports
 }
 
-// Usage is what all processes of a pod are expected to use together: thousandths of a core, bytes, and processes and threads.
+// Usage is in thousandths of a core, bytes, and processes and threads.
 type Usage struct{ CPU, Memory, PIDs int64 }
 
-// Resources returns what all processes of the pod use together.
+// Resources returns what all processes are expected to use together.
 func (m *Manifest) Resources() Usage {
 	var sum Usage
 	for _, l := range m.Launchables {
@@ -257,7 +270,7 @@ func (m *Manifest) Resources() Usage {
 	return sum
 }
 
-// ReadyAfter returns for how long the pod must run, and pass its check, before it counts as available.
+// ReadyAfter is how long the pod must run, and pass its check, before it is available.
 func (m *Manifest) ReadyAfter() time.Duration {
 	if m.MinReady == nil && m.Health != nil {
 		return m.Health.MinReady.Or(DefaultMinReady)
@@ -265,7 +278,7 @@ func (m *Manifest) ReadyAfter() time.Duration {
 	return m.MinReady.Or(DefaultMinReady)
 }
 
-// RestartAfter returns how long the pod's check must fail until the pod is started again; zero: it never is.
+// RestartAfter is Health.RestartAfter; zero: never.
 func (m *Manifest) RestartAfter() time.Duration {
 	if m.Health == nil {
 		return 0
@@ -273,13 +286,14 @@ func (m *Manifest) RestartAfter() time.Duration {
 	return m.Health.RestartAfter.Or(0)
 }
 
-// PassesWithin returns how long a check takes at most to say that something passes which does.
+// PassesWithin is the longest time until the check of a working service passes.
 func (h *Health) PassesWithin() time.Duration {
-	return time.Duration(max(1, h.SuccessThreshold))*h.Interval.Or(DefaultHealthInterval) + h.Timeout.Or(DefaultHealthTimeout)
+	return time.Duration(max(1, h.SuccessThreshold))*h.Interval.Or(DefaultHealthInterval) +
+		h.Timeout.Or(DefaultHealthTimeout)
 }
 
-// DrainFor returns for how long the pod serves on after it was deregistered and before it is stopped, so that whoever has just looked
-// its address up is served. Nobody looks up one without ports.
+// DrainFor is how long the pod still runs after it was deregistered, for clients that have just looked up its address.
+// Without ports it is zero, because such a pod has no clients.
 func (m *Manifest) DrainFor() time.Duration {
 	switch {
 	case len(m.Ports) == 0:
@@ -290,7 +304,7 @@ func (m *Manifest) DrainFor() time.Duration {
 	return m.Service.Drain.Or(DefaultDrain)
 }
 
-// RunsOnce reports whether none of the pod's processes is ever started again: then a node runs a version of it at most once.
+// RunsOnce reports whether no process is ever restarted. Then a node runs each version at most once.
 func (m *Manifest) RunsOnce() bool {
 	for i := range m.Launchables {
 		if r := m.Launchables[i].Restart; r == nil || r.Policy != RestartNever {
@@ -300,15 +314,15 @@ func (m *Manifest) RunsOnce() bool {
 	return len(m.Launchables) > 0
 }
 
-// StopMargin is for how long after disconnect.stop_after a node's supervisor leaves it to the preparer to stop the pod. Nodes of all versions
-// have it: farms count on it.
+// StopMargin is how long after disconnect.stop_after the supervisor waits for the preparer to stop the pod. It must be
+// the same in all versions, because farms rely on it.
 const StopMargin = 10 * time.Second
 
-// maxStopAfter is half of what a time can be, and never comes.
+// maxStopAfter lets sums with stop_after fit into a time.Duration.
 const maxStopAfter = time.Duration(math.MaxInt64 / 2)
 
-// StopsItself returns how long after the last contact with Consul the pod's processes are told to stop by the node's supervisor, unless the
-// preparer has done that, with its hooks; false: never.
+// StopsItself returns how long after the node's last contact with Consul the supervisor stops the processes. The
+// preparer stops them earlier, with their hooks. ever is false without disconnect.stop_after.
 func (m *Manifest) StopsItself() (after time.Duration, ever bool) {
 	if m.Disconnect == nil || m.Disconnect.StopAfter == nil {
 		return 0, false
@@ -320,7 +334,7 @@ func (m *Manifest) StopsItself() (after time.Duration, ever bool) {
 	return after, true
 }
 
-// Grace returns the longest stop grace of the pod's processes.
+// Grace returns the longest stop grace.
 func (m *Manifest) Grace() time.Duration {
 	var longest time.Duration
 	for _, l := range m.Launchables {
@@ -329,8 +343,8 @@ func (m *Manifest) Grace() time.Duration {
 	return longest
 }
 
-// WithoutSecrets returns the manifest as others than its nodes may see it: without config and without the environment
-// of launchables, whose values may be secret. It shares the rest with the manifest, which stays as it is. m may be nil.
+// WithoutSecrets returns the manifest without config and env, for programs that do not run the pod. It shares the rest
+// with m, which may be nil.
 func (m *Manifest) WithoutSecrets() *Manifest {
 	if m == nil {
 		return nil

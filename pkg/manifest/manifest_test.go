@@ -20,7 +20,7 @@ const full = `{"version":1,"id":"web","launchables":[{"name":"server","artifact"
 	`"resources":{"cpu":500,"memory":1048576},"stop_grace":"5s"}],"ports":[{"name":"http","port":8080}],` +
 	`"health":{"http":{"port":"http","path":"/health?full=1"},"interval":"1s","timeout":"500ms","min_ready":"0s"},"labels":{"app":"web"}}`
 
-// all has every field that there is, in canonical form.
+// all has nearly all fields, in canonical form.
 const all = `{"version":1,"id":"all","launchables":[{"name":"server","artifact":{"kind":"tar","url":"https://files.example/all.tar.gz",` +
 	`"sha256":"bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"},"command":"bin/run","args":["-v"],"env":{"A":"1"},` +
 	`"user":"web","work_dir":"data","restart":{"policy":"on-failure","backoff_min":"200ms","backoff_max":"30s"},` +
@@ -35,7 +35,7 @@ const all = `{"version":1,"id":"all","launchables":[{"name":"server","artifact":
 	`"after_stop":{"launchable":"probe","path":"/usr/bin/f","args":["x"],"timeout":"5s","required":true}},` +
 	`"disconnect":{"stop_after":"1h0m0s"},"volumes":[{"name":"data"}],"labels":{"app":"all"}}`
 
-// allTCP and allScript have the checks that all cannot have beside its own, allService, allReady, allHung and allDrain what came after them.
+// A manifest has only one check. allService, allReady, allHung and allDrain have fields that were added later.
 const (
 	allTCP = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],` +
 		`"ports":[{"name":"http","port":1}],"health":{"tcp":{"port":"http"}}}`
@@ -49,7 +49,6 @@ const (
 	allDrain = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"exec","path":"/opt/web"}}],"service":{"drain":"2s"}}`
 )
 
-// least is the smallest valid manifest.
 const least = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"tar","url":"file:///srv/web.tar.gz",` +
 	`"sha256":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}}]}`
 
@@ -62,8 +61,7 @@ func decode(t *testing.T, text string) *manifest.Manifest {
 	return m
 }
 
-// The canonical form and its digest are the address of a manifest in every store there is: a change of this test's
-// constants is a change of the record format.
+// Existing stores name manifests by these digests. If a constant of this test changes, the record format has changed.
 func TestCanonicalIsForEver(t *testing.T) {
 	for _, tt := range []struct{ in, digest string }{
 		{least, "d4787d558a0385cf93ab9459255e7add9f86c56e7ae2cf56040546c376ab49bf"},
@@ -87,7 +85,7 @@ func TestCanonicalIsForEver(t *testing.T) {
 	}
 }
 
-// The order in which a user wrote fields and keys, and spaces, are not part of the address.
+// The digest depends neither on spaces nor on the order of fields and keys.
 func TestCanonicalForgetsOrder(t *testing.T) {
 	shuffled := `{"launchables": [{"env": {"B": "2", "A": "1"}, "stop_grace": "5000ms", "args": ["-v"],
 		"resources": {"memory": 1048576, "cpu": 500}, "name": "server",
@@ -127,13 +125,14 @@ func TestCanonicalIsStable(t *testing.T) {
 	})
 }
 
-// anyJSON makes trees with numbers that no Go type holds.
+// anyJSON also makes numbers that no Go type can hold.
 func anyJSON(depth int) *rapid.Generator[any] {
 	number := rapid.StringMatching(`-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,4})?`)
 	text := rapid.StringN(0, 20, 40)
 	scalar := rapid.OneOf(
 		rapid.Just[any](nil), rapid.Map(rapid.Bool(), func(b bool) any { return b }),
-		rapid.Map(number, func(s string) any { return json.Number(s) }), rapid.Map(text, func(s string) any { return s }),
+		rapid.Map(number, func(s string) any { return json.Number(s) }), rapid.Map(text,
+			func(s string) any { return s }),
 	)
 	if depth == 0 {
 		return scalar
@@ -143,7 +142,7 @@ func anyJSON(depth int) *rapid.Generator[any] {
 		rapid.Map(rapid.MapOfN(text, anyJSON(depth-1), 0, 3), func(m map[string]any) any { return m }))
 }
 
-// Whatever number a user wrote is what is stored and what the pod's file gets, digit by digit.
+// A number in config is stored, and written into the pod's file, with exactly its digits.
 func TestConfigKeepsNumbers(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tree := rapid.MapOfN(rapid.StringMatching(`[a-z]{1,5}`), anyJSON(3), 1, 3).Draw(rt, "config")
@@ -151,7 +150,8 @@ func TestConfigKeepsNumbers(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		m, err := manifest.Decode([]byte(strings.Replace(least, `"version":1,`, `"version":1,"config":`+string(config)+`,`, 1)))
+		m, err := manifest.Decode(
+			[]byte(strings.Replace(least, `"version":1,`, `"version":1,"config":`+string(config)+`,`, 1)))
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -192,7 +192,7 @@ func TestDecodeReportsPathsFromTheTop(t *testing.T) {
 	}
 }
 
-// A zero that a user wrote stays in the canonical form; one that nobody wrote is not put there.
+// The canonical form does not have fields that the user left out.
 func TestDefaultsAreNotWritten(t *testing.T) {
 	canonical, err := decode(t, least).Canonical()
 	if err != nil {
@@ -212,7 +212,7 @@ func TestDefaultsAreNotWritten(t *testing.T) {
 	}
 }
 
-// What an absent min_ready means is the same for every manifest, with a check or without.
+// If min_ready is absent, the default is the same for manifests with and without a check.
 func TestReadyAfter(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Duration{

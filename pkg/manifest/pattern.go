@@ -6,7 +6,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Pattern is a form of text that validation and the JSON Schema share, with words for people.
+// Pattern is a form of text for validation and the JSON Schema.
 type Pattern struct {
 	re      *regexp.Regexp
 	allowed string
@@ -15,15 +15,18 @@ type Pattern struct {
 // String returns the regular expression, which means the same in Go and in ECMAScript.
 func (p Pattern) String() string { return p.re.String() }
 
-// A segment of a path is none of "", "." and "..": a path made of segments is clean and leads nowhere but down.
+// A segment is not "", "." or "..". So a path of segments is clean, and does not lead out of its directory.
 const segment = `(?:[^/.\x00-\x1f\x7f][^/\x00-\x1f\x7f]*|\.[^/.\x00-\x1f\x7f][^/\x00-\x1f\x7f]*|\.\.[^/\x00-\x1f\x7f]+)`
 
 // The forms of texts in manifests.
 var (
 	HexDigest = Pattern{regexp.MustCompile(`^[0-9a-f]{64}$`), "64 lower-case hex digits (the output of sha256sum)"}
-	EnvName   = Pattern{regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`), "a name of letters, digits and '_' that does not start with a digit"}
+	EnvName   = Pattern{
+		regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`),
+		"a name of letters, digits and '_' that does not start with a digit",
+	}
 
-	// The parser of URLs decides; this is for the schema.
+	// For the schema only; validation parses the URL.
 	ArtifactURL = Pattern{
 		regexp.MustCompile(`^(?:[Ff][Ii][Ll][Ee]:/[^?#]*\??#?|[Hh][Tt][Tt][Pp][Ss]://[^/?#@][^#]*#?)$`),
 		"file:///absolute/path or https://host/path",
@@ -35,42 +38,44 @@ var (
 	}
 	InnerPath = Pattern{
 		regexp.MustCompile(`^` + segment + `(?:/` + segment + `)*$`),
-		"a path in the artifact such as bin/launch: not absolute, without '.', '..', empty parts and control characters",
+		"a path in the artifact such as bin/launch: not absolute, without '.', '..', empty parts and control " +
+			"characters",
 	}
 	WorkPath = Pattern{
 		regexp.MustCompile(`^/?` + segment + `(?:/` + segment + `)*$`),
 		"an absolute path, or one below POD_HOME such as data, without '.', '..', empty parts and control characters",
 	}
 
-	// Names of accounts as useradd(8) and directories of accounts have them. User 0 can only be had by its name.
+	// The names that useradd(8) and directory services accept, or a user id. User 0 must be given by name.
 	UserName = Pattern{
 		regexp.MustCompile(`^(?:[A-Za-z_][A-Za-z0-9._-]{0,31}|[1-9][0-9]{0,9})$`),
 		"the name of an account of the node, or a user id from 1 to 4294967294 in quotes; user 0 only as root",
 	}
 
-	// A tag that is no DNS label is found by Consul's API only.
+	// A tag that is not a DNS label is found only with Consul's API.
 	ServiceTag = Pattern{regexp.MustCompile(`^[!-~]{1,255}$`), "1 to 255 visible ASCII characters"}
 	MetaKey    = Pattern{
 		regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`),
 		"1 to 128 letters, digits, '-' and '_', not starting with \"consul-\" or \"rcfarm_\"",
 	}
-	MetaValue = Pattern{regexp.MustCompile(`^[^\x00-\x1f\x7f]{0,512}$`), "at most 512 characters, none of them a control character"}
+	MetaValue = Pattern{
+		regexp.MustCompile(`^[^\x00-\x1f\x7f]{0,512}$`),
+		"at most 512 characters, none of them a control character",
+	}
 )
 
-// ok reports whether a text is of this form. Every form is bounded.
+// ok also requires at most MaxTextBytes.
 func (p Pattern) ok(text string) bool { return len(text) <= MaxTextBytes && p.re.MatchString(text) }
 
-// IsDigest reports whether a text is a digest as artifacts and manifests have it.
+// IsDigest reports whether a text is a digest.
 func IsDigest(text string) bool { return field.IsDigest(text) }
 
-// check records a text that is not of this form.
 func (p Pattern) check(errs *field.Errors, path, text string) {
 	if !p.ok(text) {
 		errs.Add(path, text, p.allowed)
 	}
 }
 
-// checkGiven is check for a text that has to be there.
 func (p Pattern) checkGiven(errs *field.Errors, path, text string) {
 	if text == "" {
 		errs.Missing(path, p.allowed)

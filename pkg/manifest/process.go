@@ -12,10 +12,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// StopSignals are the signals that ask a process to end, or that it can take for that: all of them can be caught.
+// StopSignals are the signals to end a process, which it can catch.
 var StopSignals = []string{"SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGABRT"}
 
-// maxUserID is the highest of Linux; the one above it means "no user".
+// maxUserID is Linux's highest user id. The next number means "no user".
 const maxUserID = 1<<32 - 2
 
 const kinds = ArtifactTar + " or " + ArtifactExec
@@ -24,7 +24,7 @@ func (l *Launchable) validate() field.Errors {
 	var errs field.Errors
 	errs.CheckName("name", l.Name)
 	errs.Nest("artifact", l.Artifact.Validate())
-	if l.Artifact.Kind == ArtifactExec {
+	if l.Artifact.IsOnNode() {
 		checkNone(&errs, "command", l.Command, "an exec artifact names its program itself")
 	} else if l.Command != "" {
 		InnerPath.check(&errs, "command", l.Command)
@@ -74,7 +74,7 @@ func checkArgs(errs *field.Errors, path string, args []string) {
 	}
 }
 
-// Validate reports every mistake in the artifact.
+// Validate returns all mistakes in the artifact.
 func (a *Artifact) Validate() field.Errors {
 	var errs field.Errors
 	switch a.Kind {
@@ -113,7 +113,6 @@ func (a *Artifact) validateExec(errs *field.Errors) {
 	checkNone(errs, "sha256", a.SHA256, why)
 }
 
-// checkNone records a text that must not be there.
 func checkNone(errs *field.Errors, path, text, why string) {
 	if text != "" {
 		errs.Add(path, text, "nothing: "+why)
@@ -134,9 +133,11 @@ func (r *Restart) validate() field.Errors {
 	case outside(most):
 		errs.Add("backoff_max", most.String(), allowed)
 	case least > most && r.BackoffMin == nil:
-		errs.Add("backoff_max", most.String(), fmt.Sprintf("at least backoff_min, which is %q by default", DefaultBackoffMin))
+		errs.Add("backoff_max", most.String(),
+			fmt.Sprintf("at least backoff_min, which is %q by default", DefaultBackoffMin))
 	case least > most && r.BackoffMax == nil:
-		errs.Add("backoff_min", least.String(), fmt.Sprintf("at most backoff_max, which is %q by default", DefaultBackoffMax))
+		errs.Add("backoff_min", least.String(),
+			fmt.Sprintf("at most backoff_max, which is %q by default", DefaultBackoffMax))
 	case least > most:
 		errs.Add("backoff_min", least.String(), fmt.Sprintf("at most backoff_max, which is %q", most))
 	}

@@ -45,19 +45,23 @@ func (h *Health) validateRestartAfter(errs *field.Errors, m *Manifest) {
 	after, passes := h.RestartAfter.Or(0), h.PassesWithin()
 	if after < MinRestartAfter || after > MaxRestartAfter || after < passes {
 		errs.Add(path, after.String(), fmt.Sprintf(
-			"a length of time from %q to %q, and at least success_threshold times interval and once timeout, which is %q", MinRestartAfter, MaxRestartAfter, passes))
+			"a length of time from %q to %q, and at least success_threshold times interval and once timeout, which "+
+				"is %q",
+			MinRestartAfter, MaxRestartAfter, passes))
 	}
 	for i := range m.Launchables {
 		if r := m.Launchables[i].Restart; r != nil && r.Policy == RestartNever {
-			errs.Add(path, field.Text(fmt.Sprintf("restart_after together with launchables[%d].restart.policy never", i)), "one of them")
+			errs.Add(path,
+				field.Text(fmt.Sprintf("restart_after together with launchables[%d].restart.policy never",
+					i)), "one of them")
 		}
 	}
 }
 
-// checkPort records a mistake unless the text names one of the pod's ports.
 func (m *Manifest) checkPort(errs *field.Errors, path, port string) {
 	ports := m.PortMap()
-	allowed := "the name of one of the pod's ports: " + orNone(slices.Sorted(maps.Keys(ports)), "(the pod names no ports)")
+	allowed := "the name of one of the pod's ports: " +
+		orNone(slices.Sorted(maps.Keys(ports)), "(the pod names no ports)")
 	if port == "" {
 		errs.Missing(path, allowed)
 	} else if _, ok := ports[port]; !ok {
@@ -85,21 +89,21 @@ func (h *Health) validateKind(errs *field.Errors) {
 	}
 }
 
-// validatePath accepts what can be put behind http://host:port and still asks for what was written.
-func (c *HTTPCheck) validatePath(errs *field.Errors) {
+// validatePath refuses a path that would be another one after http://host:port.
+func (h *HTTPCheck) validatePath(errs *field.Errors) {
 	const allowed = "a path that starts with '/', without spaces, '#' or '..' segments"
-	path, _, _ := strings.Cut(c.Path, "?")
+	path, _, _ := strings.Cut(h.Path, "?")
 	odd := func(r rune) bool { return r == '#' || unicode.IsSpace(r) || !unicode.IsPrint(r) }
-	switch _, err := url.ParseRequestURI(c.Path); {
-	case c.Path == "":
+	switch _, err := url.ParseRequestURI(h.Path); {
+	case h.Path == "":
 		errs.Missing("http.path", allowed)
-	case err != nil, !strings.HasPrefix(path, "/"), len(c.Path) > MaxTextBytes,
-		strings.ContainsFunc(c.Path, odd), slices.Contains(strings.Split(path, "/"), ".."):
-		errs.Add("http.path", c.Path, allowed)
+	case err != nil, !strings.HasPrefix(path, "/"), len(h.Path) > MaxTextBytes,
+		strings.ContainsFunc(h.Path, odd), slices.Contains(strings.Split(path, "/"), ".."):
+		errs.Add("http.path", h.Path, allowed)
 	}
 }
 
-// Each calls f with every hook that is there, in the order of a pod's life.
+// Each calls f for every hook that is set, in the order of a pod's life.
 func (h *Hooks) Each(f func(name string, hook *Hook)) {
 	if h == nil {
 		return
@@ -130,22 +134,21 @@ func (h *Hooks) validate(m *Manifest) field.Errors {
 	return errs
 }
 
-// LaunchableOf returns the launchable that a hook or a health script names, the first where it names none. It is nil
-// when there is no such launchable.
+// LaunchableOf returns the launchable that a hook or a health script names, by default the first; nil: none.
 func (m *Manifest) LaunchableOf(name string) *Launchable {
 	return field.Find(m.Launchables, func(l *Launchable) bool { return name == "" || l.Name == name })
 }
 
-// checkProgram checks a hook or a health script. What it may be depends on the artifact: an archive holds its programs,
-// and beside a program of the node there are only others of the node.
+// checkProgram checks a hook or a health script: a path in the archive, or absolute for an exec artifact.
 func (m *Manifest) checkProgram(launchable, path string, args []string) field.Errors {
 	var errs field.Errors
 	allowed := InnerPath
 	switch l := m.LaunchableOf(launchable); {
 	case l == nil && launchable != "":
 		names := field.Each(m.Launchables, func(l Launchable) string { return l.Name })
-		errs.Add("launchable", launchable, "the name of one of the pod's launchables: "+orNone(names, "(the pod has none)"))
-	case l != nil && l.Artifact.Kind == ArtifactExec:
+		errs.Add("launchable", launchable, "the name of one of the pod's launchables: "+
+			orNone(names, "(the pod has none)"))
+	case l != nil && l.Artifact.IsOnNode():
 		allowed = AbsolutePath
 		allowed.allowed += fmt.Sprintf(": %s has an exec artifact", l.Name)
 	}

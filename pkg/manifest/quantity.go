@@ -9,11 +9,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Millicores is an amount of processor time, in thousandths of a core. It is written as a whole number of them, or as text in Kubernetes'
-// quantities, which count cores: "500m", "1.5", "2".
+// Millicores are thousandths of a core. In a document they are a whole number, or a text with a Kubernetes quantity of
+// cores: "500m", "1.5", "2".
 type Millicores int64
 
-// Bytes is an amount of memory. It is written as a whole number of bytes, or as text in Kubernetes' quantities: "256Mi", "1G".
+// Bytes are a whole number in a document, or a text with a Kubernetes quantity: "256Mi", "1G".
 type Bytes int64
 
 const (
@@ -21,15 +21,15 @@ const (
 	bytesAllowed      = `bytes as a whole number, or as text with a unit, such as "256Mi" or "1G"`
 )
 
-// UnmarshalJSON reads either form; anything else, null included, is a *field.Error.
-func (c *Millicores) UnmarshalJSON(data []byte) error {
-	return quantity(data, (*int64)(c), millicoresAllowed, func(q resource.Quantity) (int64, bool) {
+// UnmarshalJSON reads either form; anything else, also null, is a *field.Error.
+func (m *Millicores) UnmarshalJSON(data []byte) error {
+	return quantity(data, (*int64)(m), millicoresAllowed, func(q resource.Quantity) (int64, bool) {
 		n := q.MilliValue()
 		return n, resource.NewMilliQuantity(n, resource.DecimalSI).Cmp(q) == 0
 	})
 }
 
-// UnmarshalJSON reads either form; anything else, null included, is a *field.Error.
+// UnmarshalJSON reads either form; anything else, also null, is a *field.Error.
 func (b *Bytes) UnmarshalJSON(data []byte) error {
 	return quantity(data, (*int64)(b), bytesAllowed, func(q resource.Quantity) (int64, bool) {
 		n := q.Value()
@@ -37,8 +37,7 @@ func (b *Bytes) UnmarshalJSON(data []byte) error {
 	})
 }
 
-// quantity reads a number in JSON, which is in the unit of the field, or a text, which whole turns into that unit. What is not a whole
-// number of units is refused: rounded, it would not be what was asked for.
+// quantity reads a number, or a text that whole converts. It refuses fractions, because rounding changes the value.
 func quantity(data []byte, into *int64, allowed string, whole func(resource.Quantity) (int64, bool)) error {
 	var value any
 	if err := json.Unmarshal(data, &value); err != nil {

@@ -9,12 +9,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// withResources is the least manifest with these resources, as JSON.
 func withResources(text string) []byte {
-	return fmt.Appendf(nil, `{"version": 1, "id": "web", "launchables": [{"name": "web", "artifact": {"kind": "exec", "path": "/bin/true"}, "resources": %s}]}`, text)
+	return fmt.Appendf(nil,
+		`{"version": 1, "id": "web", "launchables": [{"name": "web", "artifact": {"kind": "exec", "path": "/bin/true"}, "resources": %s}]}`, text)
 }
 
-// Quantities are those of Kubernetes as text, and units of the field as numbers. Both are the same manifest.
+// A Kubernetes quantity as text, and a number in the field's unit, give the same manifest.
 func TestQuantities(t *testing.T) {
 	for _, test := range []struct{ text, number string }{
 		{`{"cpu": "500m"}`, `{"cpu": 500}`},
@@ -50,7 +50,7 @@ func TestQuantities(t *testing.T) {
 	}
 }
 
-// What is no quantity, or no whole number of the field's units, is refused with field, value and what is allowed.
+// A value that is no quantity, or no whole number of the unit, is refused with field, value and what is allowed.
 func TestQuantitiesRefused(t *testing.T) {
 	for resources, want := range map[string]string{
 		`{"cpu": "0.0001"}`:  `launchables[0].resources.cpu: "0.0001" is not valid; allowed: thousandths of a core as a whole number, or cores as text, such as "500m" or "1.5"`,

@@ -41,7 +41,8 @@ func conforms(t testing.TB, schema *jsonschema.Schema, text []byte) error {
 	return schema.Validate(doc)
 }
 
-// What validation refuses and no schema can see: numbers of bytes, lengths of time, and what belongs to something else.
+// unseen has mistakes that a schema cannot see, because they are about numbers of bytes, lengths of time, or several
+// fields together.
 var unseen = []string{
 	"user that means none", "short backoff", "long backoff", "backoff upside down", "backoff above the default",
 	"backoff below the default", "relative hook of a program", "absolute hook of an archive", "hook of nobody",
@@ -49,7 +50,7 @@ var unseen = []string{
 	"much too deep", "too large", "ready late", "ready twice",
 }
 
-// The schema and validation say the same of every mistake that a schema can see, and of what is right.
+// The schema refuses all mistakes that it can see, and accepts all valid manifests of these tests.
 func TestSchemaAgrees(t *testing.T) {
 	schema := compile(t)
 	for _, tt := range mistakes() {
@@ -67,7 +68,7 @@ func TestSchemaAgrees(t *testing.T) {
 	}
 }
 
-// What may be left out may also be written as nothing.
+// Fields that may be left out may be empty or null.
 func TestSchemaAcceptsNothing(t *testing.T) {
 	schema := compile(t)
 	for _, nothing := range []string{
@@ -82,7 +83,10 @@ func TestSchemaAcceptsNothing(t *testing.T) {
 			t.Errorf("the schema refuses %s: %v", nothing, err)
 		}
 	}
-	for _, nothing := range []string{`"command":""`, `"user":""`, `"work_dir":""`, `"stop_signal":""`, `"restart":{"policy":""}`, `"stop_grace":null`} {
+	for _, nothing := range []string{
+		`"command":""`, `"user":""`, `"work_dir":""`, `"stop_signal":""`,
+		`"restart":{"policy":""}`, `"stop_grace":null`,
+	} {
 		text := []byte(strings.Replace(least, `"name":"server",`, `"name":"server",`+nothing+`,`, 1))
 		if _, err := manifest.Decode(text); err != nil {
 			t.Errorf("validation refuses %s: %v", nothing, err)
@@ -93,7 +97,7 @@ func TestSchemaAcceptsNothing(t *testing.T) {
 	}
 }
 
-// Whatever text a field holds: what validation accepts, the schema accepts.
+// The schema accepts each text that validation accepts.
 func TestSchemaAcceptsWhatIsValid(t *testing.T) {
 	schema := compile(t)
 	text := rapid.OneOf(rapid.StringMatching(`[a-z0-9/.$:?#@% -]{0,12}`), rapid.StringN(0, 8, 40))

@@ -10,23 +10,22 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Limits on what a pod says of itself in Consul's catalog, which every server keeps in memory. Those of meta are Consul's own.
-// Source: https://developer.hashicorp.com/consul/docs/reference/service
+// Limits on a pod's data in Consul's catalog, which every server keeps in memory. The limits of meta are Consul's own:
+// https://developer.hashicorp.com/consul/docs/reference/service
 const (
 	MaxTags = 64
-	MaxMeta = 48 // Consul takes 64; the others are for the preparer
+	MaxMeta = 48 // Consul allows 64; the preparer needs the other 16
 )
 
-// MaxDrain bounds for how long a pod serves on after it has left its name.
+// MaxDrain bounds Service.Drain.
 const MaxDrain = 10 * time.Minute
 
-// standbySuffix makes the name of a service that of the pods which stand by for it.
 const standbySuffix = "-standby"
 
-// Standby returns the name under which a pod is registered while it stands by.
-func (s NamedService) Standby() string { return s.Name + standbySuffix }
+// Standby returns the name under which a standby is registered.
+func (n NamedService) Standby() string { return n.Name + standbySuffix }
 
-// Names that the services of pods must not have: Consul's own, and those of the daemons.
+// Names in Consul that are not for pods, because Consul and the daemons use them.
 const (
 	reservedService = "consul"
 	reservedPrefix  = "rcfarm-"
@@ -35,12 +34,11 @@ const (
 // NamedService is one name under which a pod is found in Consul.
 type NamedService struct {
 	Name string // of the service
-	Port string // name of the port; empty: it has none
+	Port string // name of the port; empty: the service has no port
 }
 
-// Services returns the names under which the pod is found in Consul, the main one first. The main one stands for the port that
-// service.port names, else for the one that its health check asks, else for the first. Each other port has a service of its own,
-// whose name is that of the main one, "-" and the name of the port.
+// Services returns the pod's names in Consul, the main one first. The main name is for one port: the one that
+// service.port names, else of the health check, else the first. Each other port has the name <main>-<port>.
 func (m *Manifest) Services() []NamedService {
 	main := NamedService{Name: m.ID, Port: m.mainPort()}
 	if m.Service != nil && m.Service.Name != "" {
@@ -69,10 +67,10 @@ func (m *Manifest) mainPort() string {
 	return ""
 }
 
-// checkServiceName refuses names that are taken in every Consul with rcfarm.
 func checkServiceName(errs *field.Errors, path, name string) {
 	if name == reservedService || strings.HasPrefix(name, reservedPrefix) {
-		errs.Add(path, name, fmt.Sprintf("a name other than %q that does not start with %q: those are taken in Consul", reservedService, reservedPrefix))
+		errs.Add(path, name, fmt.Sprintf("a name other than %q that does not start with %q: those are taken in Consul",
+			reservedService, reservedPrefix))
 	}
 }
 
@@ -86,7 +84,8 @@ func (s *Service) validate(m *Manifest) field.Errors {
 		m.checkPort(&errs, "port", s.Port)
 	}
 	if s.Drain != nil && time.Duration(*s.Drain) > MaxDrain {
-		errs.Add("drain", time.Duration(*s.Drain).String(), fmt.Sprintf("a length of time, at most %q; 0s: none", MaxDrain))
+		errs.Add("drain", time.Duration(*s.Drain).String(),
+			fmt.Sprintf("a length of time, at most %q; 0s: none", MaxDrain))
 	}
 	checkCount(&errs, "tags", len(s.Tags), 0, MaxTags)
 	seen := map[string]bool{}
@@ -105,11 +104,13 @@ func (s *Service) validate(m *Manifest) field.Errors {
 	return errs
 }
 
-// checkServiceNames refuses names that would be too long for DNS. An id alone never is.
+// checkServiceNames refuses a further port's name that is too long for DNS. The main name never is.
 func (m *Manifest) checkServiceNames(errs *field.Errors) {
 	for _, s := range m.Services()[1:] {
 		if len(s.Name) > field.MaxName {
-			errs.Add("service.name", s.Name, fmt.Sprintf("at most %d characters together with \"-\" and the name of each further port; give the service a shorter name", field.MaxName))
+			errs.Add("service.name", s.Name,
+				fmt.Sprintf("at most %d characters together with \"-\" and the name of each further port; give the "+
+					"service a shorter name", field.MaxName))
 			return
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Limits on what one manifest may hold; a manifest is read by every node that runs it and travels in transactions.
+// Limits on one manifest. Each node that runs it reads it, and transactions contain it.
 const (
 	MaxLaunchables = field.MaxLaunchables
 	MaxPorts       = field.MaxPorts
@@ -22,12 +22,12 @@ const (
 	MaxBytes       = 65_536             // the whole manifest in canonical JSON
 	MaxCPU         = field.MaxCPU       // thousandths of a core, one process
 	MaxMemory      = field.MaxMemory    // bytes, one process
-	MaxPIDs        = 4_194_304          // what Linux takes (pid_max), one process with all that it starts
+	MaxPIDs        = 4_194_304          // Linux's limit (pid_max)
 	MaxThreshold   = 100                // checks in a row
 )
 
-// Bounds on lengths of time. A restart sooner than the least would be a busy loop, one later than the most looks like
-// a pod that is gone.
+// Bounds on lengths of time. Restarts after a shorter time would be a busy loop. After a longer time, people would
+// think that the pod is gone.
 const (
 	MinBackoff     = 100 * time.Millisecond
 	MaxBackoff     = time.Hour
@@ -38,10 +38,10 @@ const (
 	MaxRestartAfter = 24 * time.Hour
 )
 
-// MinHealthInterval is the shortest that a Consul agent takes; it would quietly use it for anything shorter.
+// MinHealthInterval is a Consul agent's shortest interval. The agent replaces a shorter one without an error.
 const MinHealthInterval = time.Second
 
-// Validate reports every mistake in the manifest, with paths from its top.
+// Validate returns all mistakes, with paths.
 func (m *Manifest) Validate() field.Errors {
 	var errs field.Errors
 	if m.Version != Version {
@@ -76,7 +76,8 @@ func (m *Manifest) Validate() field.Errors {
 	m.validateVariables(&errs)
 	ValidateLabels(&errs, "labels", m.Labels)
 	if canonical, err := m.Canonical(); err == nil && len(canonical) > MaxBytes {
-		errs.Add("", field.Text(fmt.Sprintf("%d bytes of canonical JSON", len(canonical))), fmt.Sprintf("at most %d bytes", MaxBytes))
+		errs.Add("", field.Text(fmt.Sprintf("%d bytes of canonical JSON", len(canonical))),
+			fmt.Sprintf("at most %d bytes", MaxBytes))
 	}
 	return errs
 }
@@ -107,9 +108,11 @@ func (m *Manifest) validateMinReady(errs *field.Errors) {
 	switch {
 	case m.MinReady == nil:
 	case time.Duration(*m.MinReady) > MaxMinReady:
-		errs.Add("min_ready", time.Duration(*m.MinReady).String(), fmt.Sprintf("a length of time, at most %q; 0s: at once", MaxMinReady))
+		errs.Add("min_ready", time.Duration(*m.MinReady).String(),
+			fmt.Sprintf("a length of time, at most %q; 0s: at once", MaxMinReady))
 	case m.Health != nil && m.Health.MinReady != nil:
-		errs.Add("health.min_ready", field.Text("min_ready together with health.min_ready"), "min_ready, which is the pod's, alone")
+		errs.Add("health.min_ready", field.Text("min_ready together with health.min_ready"),
+			"min_ready, which is the pod's, alone")
 	}
 }
 
@@ -123,7 +126,7 @@ func (m *Manifest) validateVolumes(errs *field.Errors) {
 	}
 }
 
-// ValidateLabels records every label whose key or value is not in Kubernetes' label syntax, and too many labels.
+// ValidateLabels checks the number of labels, and Kubernetes' syntax.
 func ValidateLabels(errs *field.Errors, path string, set map[string]string) {
 	checkCount(errs, path, len(set), 0, MaxLabels)
 	for _, key := range slices.Sorted(maps.Keys(set)) {
@@ -142,7 +145,7 @@ func checkCount(errs *field.Errors, path string, n, least, most int) {
 	}
 }
 
-// checkUnique records a value that was seen before. An empty one is a mistake of another kind.
+// checkUnique accepts empty values, which another check refuses.
 func checkUnique(errs *field.Errors, path, value string, seen map[string]bool) {
 	if value != "" && seen[value] {
 		errs.Add(path, value, "a value that no other entry has")
@@ -156,7 +159,7 @@ func checkText(errs *field.Errors, path, value string) {
 	}
 }
 
-// checkPositive refuses zero, and more than most unless most is zero. Nil is the default.
+// checkPositive accepts nil, the default. most zero: no upper bound.
 func checkPositive(errs *field.Errors, path string, d *field.Duration, most time.Duration) {
 	switch {
 	case d == nil:

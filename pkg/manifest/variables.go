@@ -10,15 +10,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// ours is a variable of the node's in a text of the manifest: ${PORT_HTTP}. With one more $ before it, it stands for
-// itself. Other variables are for the program, or its shell, to expand.
+// ours matches a variable that the node replaces, such as ${PORT_HTTP}. For $${PORT_HTTP} the node writes ${PORT_HTTP},
+// and it does not change variables with other names, so the program or its shell can expand both.
 var ours = regexp.MustCompile(`(\$?)\$\{((?:PORT|POD|RC|VOLUME)_[A-Za-z0-9_]*)\}`)
 
-// podVariables are those that each pod has.
+// podVariables are the variables that each pod has.
 var podVariables = []string{"POD_DIGEST", "POD_HOME", "POD_ID", "POD_INDEX", "POD_REPLICAS", "POD_ROLE", "RC_ID"}
 
-// Expand replaces the node's variables in a text of a manifest by their values, once: what a value holds stands for
-// itself. A variable that is not among them is empty, as in a shell; Validate refuses all but those that Variables has.
+// Expand replaces the node's variables in a text, but not variables in their values. A variable without a value is
+// replaced with an empty text, like in a shell. (Validate refuses variables that are not in Variables.)
 func Expand(text string, values map[string]string) string {
 	return ours.ReplaceAllStringFunc(text, func(found string) string {
 		parts := ours.FindStringSubmatch(found)
@@ -29,15 +29,15 @@ func Expand(text string, values map[string]string) string {
 	})
 }
 
-// ExpandAll is Expand for each text of a list.
+// ExpandAll is Expand for each text.
 func ExpandAll(texts []string, values map[string]string) []string {
 	return field.Each(texts, func(text string) string { return Expand(text, values) })
 }
 
-// VariableSuffix turns the name of a port or a volume into a part of a variable's name. No two names give the same.
+// VariableSuffix is a name of a port or volume in a variable's name. Different names give different results.
 func VariableSuffix(name string) string { return strings.ToUpper(strings.ReplaceAll(name, "-", "_")) }
 
-// Variables returns the names of the variables that Expand knows of the pod, in order.
+// Variables returns the variables that the pod has, sorted.
 func (m *Manifest) Variables() []string {
 	names := slices.Clone(podVariables)
 	for _, p := range m.Ports {
@@ -50,19 +50,19 @@ func (m *Manifest) Variables() []string {
 	return names
 }
 
-// validateVariables records each variable of ours that the pod does not have.
 func (m *Manifest) validateVariables(errs *field.Errors) {
 	names := m.Variables()
 	m.eachExpanded(func(path, text string) {
 		for _, parts := range ours.FindAllStringSubmatch(text, -1) {
 			if parts[1] == "" && !slices.Contains(names, parts[2]) {
-				errs.Add(path, "${"+parts[2]+"}", fmt.Sprintf("a variable that the pod has: %s; $${%s} stands for the text itself", strings.Join(names, ", "), parts[2]))
+				errs.Add(path, "${"+parts[2]+"}",
+					fmt.Sprintf("a variable that the pod has: %s; $${%s} stands for the text itself",
+						strings.Join(names, ", "), parts[2]))
 			}
 		}
 	})
 }
 
-// eachExpanded calls f with each text in which variables are expanded.
 func (m *Manifest) eachExpanded(f func(path, text string)) {
 	args := func(path string, args []string) {
 		for i, arg := range args {

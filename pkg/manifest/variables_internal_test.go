@@ -9,12 +9,15 @@ import (
 
 func TestExpand(t *testing.T) {
 	t.Parallel()
-	values := map[string]string{"PORT_HTTP": "8080", "POD_INDEX": "3", "RC_ID": "web", "VOLUME_DATA": "/v/${POD_INDEX}", "HOME": "/root", "PORTX": "no"}
+	values := map[string]string{
+		"PORT_HTTP": "8080", "POD_INDEX": "3", "RC_ID": "web", "VOLUME_DATA": "/v/${POD_INDEX}",
+		"HOME": "/root", "PORTX": "no",
+	}
 	for text, want := range map[string]string{
 		"":                              "",
 		"--listen=:${PORT_HTTP}":        "--listen=:8080",
 		"${RC_ID}-${POD_INDEX}":         "web-3",
-		"${VOLUME_DATA}/x":              "/v/${POD_INDEX}/x", // once
+		"${VOLUME_DATA}/x":              "/v/${POD_INDEX}/x", // variables in values are not replaced
 		"$${PORT_HTTP}":                 "${PORT_HTTP}",
 		"$$${PORT_HTTP}":                "$${PORT_HTTP}",
 		"a$${PORT_HTTP}${PORT_HTTP}":    "a${PORT_HTTP}8080",
@@ -31,7 +34,7 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// What has no variable of ours stays, and what is escaped comes back as it was meant, whatever is around it.
+// Expand changes only variables of the node, and removes the escape from escaped ones, also beside other text.
 func TestExpandProperties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -39,26 +42,31 @@ func TestExpandProperties(t *testing.T) {
 		if got := Expand(foreign, map[string]string{"PORT_A": "1"}); got != foreign {
 			t.Fatalf("%q became %q", foreign, got)
 		}
-		if got, want := Expand(foreign+"${PORT_A}$${PORT_A}", map[string]string{"PORT_A": "1"}), foreign+"1${PORT_A}"; got != want && !strings.HasSuffix(foreign, "$") {
+		if got, want := Expand(foreign+"${PORT_A}$${PORT_A}", map[string]string{"PORT_A": "1"}), foreign+
+			"1${PORT_A}"; got != want && !strings.HasSuffix(foreign, "$") {
 			t.Fatalf("%q, want %q", got, want)
 		}
 	})
 }
 
-// A variable of ours that the pod does not have is a mistake in each place where variables are expanded, and one that
-// it has is none.
+// Wherever variables are expanded, one that the pod does not have is a mistake.
 func TestVariablesThatThePodDoesNotHave(t *testing.T) {
 	t.Parallel()
 	const document = `{"version": 1, "id": "web", "ports": [{"name": "http-main", "dynamic": true}], "volumes": [{"name": "data"}],
 		"launchables": [{"name": "a", "artifact": {"kind": "exec", "path": "/bin/x"}, "args": ["x", "ARGS"], "env": {"A": "ENV"}}],
 		"health": {HEALTH},
 		"hooks": {"before_stop": {"path": "/bin/x", "args": ["HOOK"]}}}`
-	places := map[string]string{"ARGS": "launchables[0].args[1]", "ENV": "launchables[0].env.A", "SCRIPT": "health.script.args[0]", "PATH": "health.http.path", "HOOK": "hooks.before_stop.args[0]"}
+	places := map[string]string{
+		"ARGS": "launchables[0].args[1]", "ENV": "launchables[0].env.A",
+		"SCRIPT": "health.script.args[0]", "PATH": "health.http.path", "HOOK": "hooks.before_stop.args[0]",
+	}
 	for place, path := range places {
 		for text, valid := range map[string]bool{
-			"/${PORT_HTTP_MAIN}": true, "/${VOLUME_DATA}": true, "/${POD_INDEX}${POD_ID}${POD_ROLE}${POD_REPLICAS}${POD_DIGEST}${POD_HOME}${RC_ID}": true,
+			"/${PORT_HTTP_MAIN}": true, "/${VOLUME_DATA}": true,
+			"/${POD_INDEX}${POD_ID}${POD_ROLE}${POD_REPLICAS}${POD_DIGEST}${POD_HOME}${RC_ID}": true,
 			"/$${PORT_NONE}": true, "/${NONE}": true, "/${NODE_NAME}": true,
-			"/${PORT_HTTP}": false, "/${VOLUME_NONE}": false, "/${POD_NAME}": false, "/${RC_NAME}": false, "/${PORT_}": false,
+			"/${PORT_HTTP}": false, "/${VOLUME_NONE}": false, "/${POD_NAME}": false, "/${RC_NAME}": false,
+			"/${PORT_}": false,
 		} {
 			health := `"script": {"path": "/bin/x", "args": ["SCRIPT"]}`
 			if place == "PATH" {
@@ -72,7 +80,10 @@ func TestVariablesThatThePodDoesNotHave(t *testing.T) {
 			if err == nil {
 				continue
 			}
-			for _, want := range []string{path, strings.TrimPrefix(text, "/"), "PORT_HTTP_MAIN, RC_ID, VOLUME_DATA", "$" + strings.TrimPrefix(text, "/")} {
+			for _, want := range []string{
+				path, strings.TrimPrefix(text, "/"), "PORT_HTTP_MAIN, RC_ID, VOLUME_DATA",
+				"$" + strings.TrimPrefix(text, "/"),
+			} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%s in %s: %v does not say %s", text, path, err, want)
 				}

@@ -11,7 +11,8 @@ import (
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	low := manifest.Port{Name: "http", Port: 80}
-	const said = "ports[0].port: 80 is below 1024, and no launchable has the user root: most nodes let nobody else listen there"
+	const said = "ports[0].port: 80 is below 1024, and no launchable has the user root: most nodes let nobody else " +
+		"listen there"
 	for name, tt := range map[string]struct {
 		users []string
 		ports []manifest.Port
@@ -22,8 +23,14 @@ func TestWarnings(t *testing.T) {
 		"another user":       {users: []string{"www", "web"}, ports: []manifest.Port{low}, want: []string{said}},
 		"root":               {users: []string{"root"}, ports: []manifest.Port{low}},
 		"root among them":    {users: []string{"", "root"}, ports: []manifest.Port{low}},
-		"the last, and 1024": {users: []string{""}, ports: []manifest.Port{{Name: "a", Port: 1024}, {Name: "b", Port: 1023}}, want: []string{"ports[1].port: 1023" + said[len("ports[0].port: 80"):]}},
-		"the farm's choice":  {users: []string{""}, ports: []manifest.Port{{Name: "http", Dynamic: true}}},
+		"the last, and 1024": {
+			users: []string{""},
+			ports: []manifest.Port{
+				{Name: "a", Port: 1024},
+				{Name: "b", Port: 1023},
+			}, want: []string{"ports[1].port: 1023" + said[len("ports[0].port: 80"):]},
+		},
+		"the farm's choice": {users: []string{""}, ports: []manifest.Port{{Name: "http", Dynamic: true}}},
 	} {
 		m := &manifest.Manifest{Ports: tt.ports}
 		for _, user := range tt.users {

@@ -13,27 +13,26 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Bounds of what records of nodes say. What people may ask for in documents is bounded by manifest, field and pod.
+// Bounds of records of nodes.
 const (
-	// MaxSlots is how many pods a node may offer room for: what is reserved on it is one record, which Consul bounds.
+	// MaxSlots is the most pods of a node, because Consul bounds the size of its reservation.
 	MaxSlots = 10_000
-	// MaxCPU and MaxMemory are the most that a node may offer: what a single pod may ask for.
+	// MaxCPU and MaxMemory are the most of a node: as much as a single pod may ask for.
 	MaxCPU    = field.MaxPodCPU
 	MaxMemory = field.MaxPodMemory
-	// MaxPortsInUse bounds how many numbers a record lists that others hold.
+	// MaxPortsInUse bounds a list of ports in use.
 	MaxPortsInUse = 128
-	// MaxOrphans is how many pods a node lists that run without a matching intent, and MaxOrphanPages on how many pages at
-	// the most.
+	// MaxOrphans bounds a node's orphans, on at most MaxOrphanPages pages.
 	MaxOrphans     = MaxSlots
 	MaxOrphanPages = 512
-	// maxText bounds an address, a version or a name that is none of ours, maxURL a URL and maxWord a word of which a
-	// newer version may have others, in bytes.
+	// In bytes: maxText of a name that is not ours, maxWord of a word for which a newer version may have further
+	// values.
 	maxText = 255
 	maxURL  = field.MaxTextBytes
 	maxWord = field.MaxName
 )
 
-// texts are the texts of a record, by their fields, with the most bytes that each may take.
+// most is in bytes.
 func (n *Node) texts(do func(name string, text *string, most int)) {
 	do("host", &n.Host, maxText)
 	do("address", &n.Address, maxText)
@@ -48,8 +47,8 @@ func (n *Node) texts(do func(name string, text *string, most int)) {
 	do("intents", &n.Intents, maxWord)
 }
 
-// Check reports why nothing can be decided by a node's record. Unknown fields and words are fine: a newer preparer may
-// have written them.
+// Check returns why a node's record cannot be used. Unknown fields and words are allowed: a newer preparer may write
+// them.
 func (n *Node) Check() error {
 	var errs field.Errors
 	errs.CheckName("name", n.Name)
@@ -59,34 +58,36 @@ func (n *Node) Check() error {
 	field.CheckRange(&errs, "capacity.cpu", n.Capacity.CPU, 0, MaxCPU)
 	field.CheckRange(&errs, "capacity.memory", n.Capacity.Memory, 0, MaxMemory)
 	if !n.PortRange.valid() {
-		errs.Add("port_range", field.Text(fmt.Sprintf("%d to %d", n.PortRange.Min, n.PortRange.Max)), fmt.Sprintf("two ports from 1 to %d, the first not above the second, or none", field.MaxPort))
+		errs.Add("port_range", field.Text(fmt.Sprintf("%d to %d", n.PortRange.Min, n.PortRange.Max)),
+			fmt.Sprintf("two ports from 1 to %d, the first not above the second, or none", field.MaxPort))
 	}
 	if !inOrder(n.PortsInUse) || len(n.PortsInUse) > MaxPortsInUse {
-		errs.Add("ports_in_use", field.Text(fmt.Sprintf("%d numbers", len(n.PortsInUse))), fmt.Sprintf("at most %d different numbers from 1 to %d, the lowest first", MaxPortsInUse, field.MaxPort))
+		errs.Add("ports_in_use", field.Text(fmt.Sprintf("%d numbers", len(n.PortsInUse))),
+			fmt.Sprintf("at most %d different numbers from 1 to %d, the lowest first", MaxPortsInUse, field.MaxPort))
 	}
-	// What `regressed` may say is for whoever heeds it (store.WitnessesOf): a word that cannot be so is ignored, and the
-	// rest of the record counts.
+	// The reader of `regressed` (store.WitnessesOf) ignores an impossible value.
 	if p := n.OrphanPages; p != nil {
 		p.check(&errs)
 	}
 	if len(n.Orphans) > MaxOrphans {
-		errs.Add("orphans", field.Text(fmt.Sprintf("%d entries", len(n.Orphans))), fmt.Sprintf("0 to %d entries", MaxOrphans))
+		errs.Add("orphans", field.Text(fmt.Sprintf("%d entries", len(n.Orphans))),
+			fmt.Sprintf("0 to %d entries", MaxOrphans))
 	}
 	field.CheckRange(&errs, "orphans_left_out", n.OrphansLeftOut, 0, math.MaxInt32)
 	return errs.Err()
 }
 
-func (p *OrphanPages) check(errs *field.Errors) {
-	errs.CheckBytes("orphan_pages.edition", p.Edition, maxWord)
-	field.CheckRange(errs, "orphan_pages.count", p.Count, 0, MaxOrphanPages)
-	field.CheckRange(errs, "orphan_pages.orphans", p.Orphans, 0, MaxOrphans)
+func (o *OrphanPages) check(errs *field.Errors) {
+	errs.CheckBytes("orphan_pages.edition", o.Edition, maxWord)
+	field.CheckRange(errs, "orphan_pages.count", o.Count, 0, MaxOrphanPages)
+	field.CheckRange(errs, "orphan_pages.orphans", o.Orphans, 0, MaxOrphans)
 }
 
-func (r PortRange) valid() bool {
-	return r == PortRange{} || 1 <= r.Min && r.Min <= r.Max && r.Max <= field.MaxPort
+func (p PortRange) valid() bool {
+	return p == PortRange{} || 1 <= p.Min && p.Min <= p.Max && p.Max <= field.MaxPort
 }
 
-// inOrder reports whether numbers are ports, each greater than the one before it.
+// inOrder reports whether numbers are ports in ascending order, each once.
 func inOrder(ports []int) bool {
 	last := 0
 	for _, port := range ports {
@@ -98,9 +99,8 @@ func inOrder(ports []int) bool {
 	return true
 }
 
-// Fit cuts what the record would be refused for, and returns the names of those fields: a node that could not write its
-// record because of one field would be no node. What no value stands for, its name, stays. It changes nothing that the
-// record shares with others.
+// Fit cuts fields because of which the record would be refused, and returns their names, because one field must not
+// keep a node from writing its record. It changes nothing that the record shares with others.
 func (n *Node) Fit() (cut []string) {
 	n.texts(func(name string, text *string, most int) {
 		if len(*text) > most {
@@ -110,7 +110,10 @@ func (n *Node) Fit() (cut []string) {
 	if fits := fitLabels(n.Labels); len(fits) < len(n.Labels) {
 		n.Labels, cut = fits, append(cut, "labels")
 	}
-	c := Capacity{Slots: min(max(n.Capacity.Slots, 0), MaxSlots), CPU: min(max(n.Capacity.CPU, 0), MaxCPU), Memory: min(max(n.Capacity.Memory, 0), MaxMemory)}
+	c := Capacity{
+		Slots: min(max(n.Capacity.Slots, 0), MaxSlots), CPU: min(max(n.Capacity.CPU, 0), MaxCPU),
+		Memory: min(max(n.Capacity.Memory, 0), MaxMemory),
+	}
 	if c != n.Capacity {
 		n.Capacity, cut = c, append(cut, "capacity")
 	}
@@ -139,7 +142,7 @@ func fitLabels(labels map[string]string) map[string]string {
 	return fits
 }
 
-// FitOrphans returns those of a node's orphans that it may list, and how many it leaves out.
+// FitOrphans returns the orphans that a node may list, and how many it leaves out.
 func FitOrphans(orphans []pod.Orphan) (fit []pod.Orphan, leftOut int) {
 	for i := range orphans {
 		if len(fit) < MaxOrphans && orphans[i].Check() == nil {
@@ -149,8 +152,7 @@ func FitOrphans(orphans []pod.Orphan) (fit []pod.Orphan, leftOut int) {
 	return fit, len(orphans) - len(fit)
 }
 
-// UnmarshalJSON reads a page. Orphans that no farm could take over are left out, and said in Refused: the others are
-// pods all the same.
+// UnmarshalJSON moves orphans that no farm could adopt to Refused.
 func (p *OrphanPage) UnmarshalJSON(data []byte) error {
 	type plain OrphanPage // without this method
 	var read struct {
@@ -177,7 +179,7 @@ func (p *OrphanPage) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Check reports why a page cannot be used.
+// Check returns why a page cannot be used.
 func (p *OrphanPage) Check() error {
 	var errs field.Errors
 	errs.CheckName("node", p.Node)
@@ -190,7 +192,7 @@ func (p *OrphanPage) Check() error {
 	return errs.Err()
 }
 
-// Check reports why what operators said of a node cannot be used.
+// Check returns why the settings cannot be used.
 func (o *Ops) Check() error {
 	var errs field.Errors
 	errs.CheckName("name", o.Name)
@@ -205,10 +207,10 @@ func (o *Ops) Check() error {
 	return errs.Err()
 }
 
-// MaxClaimPorts is how many ports one identity may hold: those of two versions, while one takes the place of the other.
+// MaxClaimPorts is enough for the ports of two versions during an upgrade in place.
 const MaxClaimPorts = 2 * field.MaxPorts
 
-// Check reports why nothing may be placed by a reservation.
+// Check returns why a reservation cannot be used.
 func (r *Reservation) Check() error {
 	var errs field.Errors
 	errs.CheckBytes("labels.own", r.Labels.Own, maxWord)
@@ -219,21 +221,23 @@ func (r *Reservation) Check() error {
 	return errs.Err()
 }
 
-// check records what is wrong with a claim. One that does not say whose it is only takes room.
-func (h *Claim) check(errs *field.Errors, key string) {
+// A share without an identity only takes capacity.
+func (c *Claim) check(errs *field.Errors, key string) {
 	const path = "holders"
 	before := len(*errs)
-	if h.Pod != (pod.Identity{}) {
-		if err := h.Pod.Check(); err != nil {
-			errs.Add(path+"."+key+".pod", h.Pod.String(), "a controller, a role and an index, as in a placement: "+err.Error())
-		} else if !isKeyOf(key, h.Pod) {
-			errs.Add(path+"."+key, h.Pod.String(), "the pod that the key names")
+	if c.Pod != (pod.Identity{}) {
+		if err := c.Pod.Check(); err != nil {
+			errs.Add(path+"."+key+".pod", c.Pod.String(),
+				"a controller, a role and an index, as in a placement: "+err.Error())
+		} else if !isKeyOf(key, c.Pod) {
+			errs.Add(path+"."+key, c.Pod.String(), "the pod that the key names")
 		}
 	}
-	field.CheckRange(errs, "cpu", h.CPU, 0, field.MaxPodCPU)
-	field.CheckRange(errs, "memory", h.Memory, 0, field.MaxPodMemory)
-	if !inOrder(h.Ports) || len(h.Ports) > MaxClaimPorts {
-		errs.Add("ports", field.Text(fmt.Sprintf("%d numbers", len(h.Ports))), fmt.Sprintf("at most %d different numbers from 1 to %d, the lowest first", MaxClaimPorts, field.MaxPort))
+	field.CheckRange(errs, "cpu", c.CPU, 0, field.MaxPodCPU)
+	field.CheckRange(errs, "memory", c.Memory, 0, field.MaxPodMemory)
+	if !inOrder(c.Ports) || len(c.Ports) > MaxClaimPorts {
+		errs.Add("ports", field.Text(fmt.Sprintf("%d numbers", len(c.Ports))),
+			fmt.Sprintf("at most %d different numbers from 1 to %d, the lowest first", MaxClaimPorts, field.MaxPort))
 	}
 	for _, e := range (*errs)[before:] {
 		if !strings.HasPrefix(e.Field, path) {
@@ -242,7 +246,7 @@ func (h *Claim) check(errs *field.Errors, key string) {
 	}
 }
 
-// isKeyOf reports whether a key is Identity.String, without making one.
+// isKeyOf compares a key with Identity.String, without making that text.
 func isKeyOf(key string, id pod.Identity) bool {
 	rest, ok := strings.CutPrefix(key, id.RCID)
 	if ok {

@@ -9,16 +9,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-var drawLabels = rapid.MapOfN(rapid.SampledFrom([]string{"a", "b", "ab"}), rapid.SampledFrom([]string{"", "1", "b", "1b"}), 0, 3)
+var drawLabels = rapid.MapOfN(rapid.SampledFrom([]string{"a", "b", "ab"}),
+	rapid.SampledFrom([]string{"", "1", "b", "1b"}), 0, 3)
 
-func drawVersions(t *rapid.T) node.LabelVersions {
-	if rapid.Bool().Draw(t, "without versions") {
-		return node.LabelVersions{}
-	}
-	return node.LabelVersions{Own: node.LabelVersion(drawLabels.Draw(t, "own")), Operators: node.LabelVersion(drawLabels.Draw(t, "operators'"))}
-}
-
-// Labels have the same version if and only if they are the same. None are like any others.
+// Labels have the same version if and only if they are the same. A layer without labels is no exception.
 func TestLabelVersion(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -35,19 +29,40 @@ func TestLabelVersion(t *testing.T) {
 	}
 }
 
-// A reservation is for the labels whose versions it has, in each layer. One without a version is for any.
+// A reservation accepts only the labels whose versions it has, in each layer. If it has no version, it accepts any
+// labels.
 func TestLabelVersionsAccept(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		a, b node.LabelVersions
 		want bool
 	}{
-		"the same":                {node.LabelVersions{Own: "1", Operators: "2"}, node.LabelVersions{Own: "1", Operators: "2"}, true},
-		"other own":               {node.LabelVersions{Own: "1", Operators: "2"}, node.LabelVersions{Own: "3", Operators: "2"}, false},
-		"others of the operators": {node.LabelVersions{Own: "1", Operators: "2"}, node.LabelVersions{Own: "1", Operators: "3"}, false},
-		"no versions":             {node.LabelVersions{}, node.LabelVersions{Own: "1", Operators: "2"}, true},
-		"no own version":          {node.LabelVersions{Operators: "2"}, node.LabelVersions{Own: "1", Operators: "2"}, true},
-		"no own version, others":  {node.LabelVersions{Operators: "3"}, node.LabelVersions{Own: "1", Operators: "2"}, false},
+		"the same": {
+			node.LabelVersions{Own: "1", Operators: "2"},
+			node.LabelVersions{Own: "1", Operators: "2"},
+			true,
+		},
+		"other own": {
+			node.LabelVersions{Own: "1", Operators: "2"},
+			node.LabelVersions{Own: "3", Operators: "2"},
+			false,
+		},
+		"others of the operators": {
+			node.LabelVersions{Own: "1", Operators: "2"},
+			node.LabelVersions{Own: "1", Operators: "3"},
+			false,
+		},
+		"no versions": {node.LabelVersions{}, node.LabelVersions{Own: "1", Operators: "2"}, true},
+		"no own version": {
+			node.LabelVersions{Operators: "2"},
+			node.LabelVersions{Own: "1", Operators: "2"},
+			true,
+		},
+		"no own version, others": {
+			node.LabelVersions{Operators: "3"},
+			node.LabelVersions{Own: "1", Operators: "2"},
+			false,
+		},
 	} {
 		if c.a.Accepts(c.b) != c.want || c.b.Accepts(c.a) != c.want {
 			t.Errorf("%s: %t, %t, want %t", name, c.a.Accepts(c.b), c.b.Accepts(c.a), c.want)
@@ -55,18 +70,23 @@ func TestLabelVersionsAccept(t *testing.T) {
 	}
 }
 
-// What operators say is in the reservation afterwards, and nothing else of it has changed.
-func TestTold(t *testing.T) {
+// The returned reservation has the operators' settings. Nothing else in it has changed.
+func TestAReservationGetsTheOperatorsSettings(t *testing.T) {
 	t.Parallel()
 	ops := node.Ops{Name: "n1", Labels: map[string]string{"rack": "a"}, Drain: &node.Drain{}}
-	before := node.Reservation{Labels: node.LabelVersions{Own: "own", Operators: "old"}, Claims: map[string]node.Claim{"web/main.0": {}}}
-	after := before.AsOperatorsSay(ops)
+	before := node.Reservation{
+		Labels: node.LabelVersions{Own: "own", Operators: "old"},
+		Claims: map[string]node.Claim{"web/main.0": {}},
+	}
+	after := before.WithOps(ops)
 	versions := node.NewView(node.Node{}, ops, true).LabelVersions
-	if !after.Ineligible || after.Labels.Own != "own" || after.Labels.Operators != versions.Operators || len(after.Claims) != 1 {
+	if !after.Ineligible || after.Labels.Own != "own" || after.Labels.Operators != versions.Operators ||
+		len(after.Claims) != 1 {
 		t.Errorf("%+v", after)
 	}
 	versions.Own = "own"
-	if before.Agrees(true, versions) || before.Agrees(false, versions) || after.Agrees(false, versions) || !after.Agrees(true, versions) {
+	if before.Agrees(true, versions) || before.Agrees(false, versions) || after.Agrees(false, versions) ||
+		!after.Agrees(true, versions) {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
 	if before.Ineligible || before.Labels.Operators != "old" {

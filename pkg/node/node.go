@@ -1,5 +1,4 @@
-// Package node holds the records of a machine: what its preparer says about it, what operators say about it, and
-// what is reserved on it.
+// Package node has the records of a node.
 package node
 
 import (
@@ -16,60 +15,60 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Node is what the preparer says, at nodes/<s>/<node>. The key is locked by the preparer's session while it lives.
+// Node is the preparer's record, at nodes/<s>/<node>. The preparer's session locks the key while it lives.
 type Node struct {
-	Name             string            `json:"name"`
-	Labels           map[string]string `json:"labels,omitempty"`
-	Capacity         Capacity          `json:"capacity"`
-	PortRange        PortRange         `json:"port_range,omitzero"`
-	Host             string            `json:"host,omitempty"`              // random, of the preparer's data directory; tells machines with one name apart
-	Address          string            `json:"address"`                     // given to pods as NODE_ADDRESS
-	ConsulNode       string            `json:"consul_node"`                 // the node name of its Consul agent
-	Version          string            `json:"version"`                     // of the preparer
-	EmulationVersion string            `json:"emulation_version,omitempty"` // the newest whose records the preparer writes (ADR 28); empty: one from before the gate
-	API              string            `json:"api,omitempty"`               // URL of the preparer's HTTP API (logs, commands); empty: none
-	Incarnation      string            `json:"incarnation"`                 // of the preparer process
-	Epoch            string            `json:"nonce"`                       // cluster epoch that it has seen (R1)
-	// EnforcesStopAfter: every supervisor of the node that runs a pod with disconnect.stop_after stops it by itself, whatever becomes of the
-	// preparer. Without it time alone says nothing of ordered pods there (ADR 23).
+	Name      string            `json:"name"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Capacity  Capacity          `json:"capacity"`
+	PortRange PortRange         `json:"port_range,omitzero"`
+	// Host is a random id of the preparer's data directory. It distinguishes machines with the same name.
+	Host       string `json:"host,omitempty"`
+	Address    string `json:"address"`     // given to pods as NODE_ADDRESS
+	ConsulNode string `json:"consul_node"` // the node name of its Consul agent
+	Version    string `json:"version"`     // of the preparer
+	// EmulationVersion is the newest version whose records the preparer writes (ADR 28); empty: from before the gate.
+	EmulationVersion string `json:"emulation_version,omitempty"`
+	// API is the URL of the preparer's HTTP API; empty: none.
+	API         string `json:"api,omitempty"`
+	Incarnation string `json:"incarnation"` // of the preparer process
+	Epoch       string `json:"nonce"`       // cluster epoch that it has seen (R1)
+	// EnforcesStopAfter: even without a preparer, the node's supervisors stop pods with disconnect.stop_after. Else the
+	// passing of time does not prove that ordered pods there have stopped (ADR 23).
 	EnforcesStopAfter bool `json:"enforces_stop_after,omitempty" feature:"ordered"`
-	// SupervisorSilent: what keeps the node's pods running does not answer the preparer, so that nothing is started or
-	// stopped there.
-	SupervisorSilent bool `json:"supervisor_silent,omitempty" feature:"supervisor-silent"`
-	// TTL is the preparer's liveness TTL; see BelievesFor.
-	TTL field.Duration `json:"ttl,omitzero" feature:"ordered"`
-	// Isolation is what pods of the node have of their own: "none", or some of "users,cgroup,tmp"; "refused": they should have
-	// users and cannot, so that none is started. Empty: an older preparer, which does not say.
+	// SupervisorSilent: the node starts and stops nothing.
+	SupervisorSilent bool           `json:"supervisor_silent,omitempty" feature:"supervisor-silent"`
+	TTL              field.Duration `json:"ttl,omitzero" feature:"ordered"`
+	// Isolation is "none", or some of "users,cgroup,tmp"; "refused": no pod is started, because pods should have their
+	// own users and cannot; empty: not reported.
 	Isolation string `json:"isolation,omitempty"`
-	// Anonymous says what requests without a token, which pods can make, may do at the machine's Consul agent: one of the constants.
-	// Empty: nobody asked.
+	// Anonymous is what requests without a token, which pods can make, can do at the machine's Consul agent; empty: not
+	// asked.
 	Anonymous string `json:"anonymous,omitempty"`
-	// Shut: the preparer takes no new intents because of that.
+	// Shut: the preparer takes no new intents, because pods may be able to write them; see Anonymous.
 	Shut bool `json:"shut,omitempty"`
-	// Intents says how the node learns of its intents, if it does not watch them: one of the constants.
+	// Intents is how the node learns of its intents, if it does not watch them.
 	Intents string `json:"intents,omitempty" feature:"push"`
-	// PortsInUse are numbers, sorted, that something on the machine holds which is none of the node's pods: pods are not given them.
+	// PortsInUse are sorted. Pods do not get ports that other processes use.
 	PortsInUse []int `json:"ports_in_use,omitempty" feature:"ports-in-use"`
-	// WentBack is the epoch that was current when the preparer saw the store go back in time. Farms that find it at or
-	// after the cluster's epoch renew that.
+	// WentBack is the epoch when the preparer saw the store go back in time. If the cluster's epoch is not newer, farms
+	// renew it.
 	WentBack string `json:"regressed,omitempty"`
-	// OrphanPages says where the pods are listed that run without a matching intent. Without it the record does not say, as
-	// when the preparer has not read its intents yet; or it is of an older preparer, which listed them in Orphans.
+	// OrphanPages leads to the pages with the orphans; nil: the preparer has not read its intents yet, or lists them in
+	// Orphans, as older ones do.
 	OrphanPages *OrphanPages `json:"orphan_pages,omitempty"`
-	// Orphans are the pods that run without a matching intent, for those who have read the pages. In the record itself older
-	// preparers wrote as many as fitted, and in OrphansLeftOut how many did not.
+	// Orphans are for a reader of the pages. Older preparers wrote as many as fitted, and the number of the others into
+	// OrphansLeftOut.
 	Orphans        []pod.Orphan `json:"orphans,omitempty"`
 	OrphansLeftOut int          `json:"orphans_left_out,omitempty"`
-	// OrphansRefused says why orphans on the pages are left out that no farm could take over, for those who have read
-	// them; OrphansLeftOut counts these, too.
+	// OrphansRefused says why orphans of the pages are left out. OrphansLeftOut counts them, too.
 	OrphansRefused []string `json:"-"`
 }
 
 // MaxTTL is the longest liveness TTL.
 const MaxTTL = time.Minute
 
-// BelievesFor returns for how long a preparer may think that it is in touch after the servers' last answer: 1.5 TTL (consul.Session). One that
-// does not say its TTL may have the longest.
+// BelievesFor returns how long after the servers' last answer a preparer may think that it has contact: 1.5 TTL
+// (consul.Session), or the longest if its TTL is not known.
 func (n *Node) BelievesFor() time.Duration {
 	ttl := time.Duration(n.TTL)
 	if ttl <= 0 || ttl > MaxTTL {
@@ -80,18 +79,18 @@ func (n *Node) BelievesFor() time.Duration {
 
 // How a node learns of its intents.
 const (
-	IntentsPush    = "push"    // farms tell it of them (ADR 26)
-	IntentsRefused = "refused" // it watches, though its operator wants farms to tell it: its API does not allow that
+	IntentsPush    = "push"    // farms push (ADR 26)
+	IntentsRefused = "refused" // it watches, although its operator wants pushes, because its API cannot receive them
 )
 
 // What requests without a token may do.
 const (
-	AnonymousSecured   = "closed"  // nothing that matters
-	AnonymousUnsecured = "open"    // have programs started, or keep the preparer from its work
-	AnonymousUnknown   = "unknown" // Consul has not said yet
+	AnonymousSecured   = "closed"  // nothing harmful
+	AnonymousUnsecured = "open"    // start programs, or keep the preparer from its work
+	AnonymousUnknown   = "unknown" // Consul has not answered yet
 )
 
-// Capacity is what a node offers to pods. A zero CPU or Memory means that it is not limited.
+// Capacity is what a node offers to pods. A zero CPU or Memory is not limited.
 type Capacity struct {
 	Slots  int   `json:"slots"`
 	CPU    int64 `json:"cpu,omitempty"`    // thousandths of a core
@@ -104,13 +103,13 @@ type PortRange struct {
 	Max int `json:"max"`
 }
 
-// Ops is what operators say, at nodeops/<s>/<node>.
+// Ops are the operators' settings for a node, at nodeops/<s>/<node>.
 type Ops struct {
 	Name          string            `json:"name"`
 	Labels        map[string]string `json:"labels,omitempty"` // override the node's own
 	Unschedulable bool              `json:"unschedulable,omitempty"`
 	Drain         *Drain            `json:"drain,omitempty"`
-	// HoldReleased is the cluster epoch for which farms do not wait until the node has said what it runs (R1).
+	// HoldReleased is the cluster epoch for which farms do not wait for the node to speak (R1).
 	HoldReleased string `json:"hold_released,omitempty"`
 }
 
@@ -121,45 +120,42 @@ type Drain struct {
 	Force    bool       `json:"force,omitempty"`
 }
 
-// View is everything known about a node at one moment.
+// View is all that is known about a node at one moment.
 type View struct {
 	Node
 	Ops Ops
-	// OpsUnread is why the operators' record cannot be read, where nothing is known of it; empty: it can be read, or there is none. Whether the node is
-	// cordoned or drained and which labels it has is not known then: it takes no new pods, and loses none for its labels (P4).
+	// OpsUnread is why the operators' settings cannot be read; empty: they can be read. Such a node gets no new pods,
+	// because it may be drained, and no pod leaves it because of its labels (P4).
 	OpsUnread string
 	Alive     bool // its preparer holds the lock on the record
-	// FreeIndex is the index of the record while nobody holds it, else zero. It names one death of the preparer: whoever holds the
-	// record moves it.
+	// FreeIndex is the index of the record while no preparer holds it, else zero. It identifies one death of the
+	// preparer.
 	FreeIndex uint64
-	// MachineLost means that the machine's Consul agent has failed, besides the preparer. A node that is neither alive nor lost is
-	// unmanaged: its pods are assumed to run on, unless its machine was lost before; see reconcile.Snapshot.
+	// MachineLost: the machine's Consul agent has failed, as well as the preparer. Pods of a dead node that is not lost
+	// are assumed to run on, unless its machine was lost before.
 	MachineLost bool
-	// LostSeen is when this farm first saw that, by its own clock.
+	// LostSeen is when this farm first saw that the machine is lost, by its own clock.
 	LostSeen time.Time
-	// AgentLives: the preparer is dead and, as far as Consul was asked in this death, the machine's agent has not failed, and is not unknown. Its
-	// pods may run, and its preparer may be in touch without its lock.
+	// AgentLives: the preparer is dead and, as of the last query since then, the agent has not failed. The preparer may
+	// have contact without its lock.
 	AgentLives bool
-	// DeadSeen is when this farm first saw the present death of the preparer, by its own clock or, if that was later, when its agent ceased to live.
+	// DeadSeen is when this farm first saw the death of the preparer or, if later, of its agent, by its own clock.
 	DeadSeen time.Time
-	// LabelVersions are those of the labels, made once for many questions; empty in a view that was not made by NewView.
+	// LabelVersions are empty in a view that NewView did not make.
 	LabelVersions LabelVersions
-	// OrphansUnread: the record speaks of pages that have not been read. Until they are, Orphans are those of an earlier record.
+	// OrphansUnread: the pages were not read yet. Until then, Orphans are from an earlier record.
 	OrphansUnread bool
 }
 
-// AllLabels returns the node's labels with the operators' on top.
+// AllLabels returns the node's labels. The operators' labels replace the preparer's.
 func (v *View) AllLabels() map[string]string { return field.Merge(v.Labels, v.Ops.Labels) }
 
-// Matches reports whether the node's labels, with the operators' on top, match a selector. It copies none of them: a farm asks this of
-// thousands of nodes.
+// Matches copies no labels, because a farm calls it for thousands of nodes.
 func (v *View) Matches(sel labels.Selector) bool { return sel.Matches((*layered)(v)) }
 
-// MayMatch reports whether the node's labels match a selector as far as they are known: who asks whether a pod may stay must not stop it for what
-// cannot be read.
+// MayMatch is also true if the labels are not known, because a record that cannot be read must not stop a pod.
 func (v *View) MayMatch(sel labels.Selector) bool { return v.OpsUnread != "" || v.Matches(sel) }
 
-// layered shows both layers of a node's labels as labels.Labels.
 type layered View
 
 // Has implements labels.Labels.
@@ -177,21 +173,22 @@ func (l *layered) Lookup(key string) (value string, exists bool) {
 	return value, exists
 }
 
-// MustLeave reports whether pods have to leave the node as far as its operators are concerned.
+// MustLeave reports whether pods must move off the node.
 func (v *View) MustLeave() bool { return v.Ops.Drain != nil }
 
-// Eligible reports whether new pods may be placed on the node as far as its operators are concerned.
+// Eligible reports whether operators allow new pods on the node.
 func (v *View) Eligible() bool { return !v.Ops.Unschedulable && v.Ops.Drain == nil }
 
-// Reservation is what is taken on a node, at reservations/<node>. Every placing transaction changes it by CAS, so
-// two farms cannot hand out the same port or the last slot twice (P3).
+// Reservation has the shares of a node, at reservations/<node>. A transaction that places a pod changes it on condition
+// that its index is unchanged, so two farms cannot give away the same port or the last slot (P3).
 type Reservation struct {
-	Ineligible bool             `json:"closed,omitempty"` // drained: nothing may be added
-	Labels     LabelVersions    `json:"labels,omitzero"`  // of the node's labels: nothing may be added by whoever knows others
-	Claims     map[string]Claim `json:"holders"`          // by pod.Identity.String()
+	Ineligible bool `json:"closed,omitempty"` // drained: no share may be added
+	// Labels: a farm that has another version may add no share.
+	Labels LabelVersions    `json:"labels,omitzero"`
+	Claims map[string]Claim `json:"holders"` // by pod.Identity.String()
 }
 
-// Claim is what one identity takes of a node.
+// Claim is the share of one identity.
 type Claim struct {
 	Pod    pod.Identity `json:"pod"`
 	Ports  []int        `json:"ports,omitempty"`
@@ -199,40 +196,28 @@ type Claim struct {
 	Memory int64        `json:"memory,omitempty"` // bytes
 }
 
-// NewClaim returns the claim that a pod with these ports and resources takes. A port without a number takes none.
+// NewClaim leaves out ports without a number.
 func NewClaim(id pod.Identity, ports map[string]int, cpu, memory int64) Claim {
 	numbers := slices.DeleteFunc(slices.Sorted(maps.Values(ports)), func(n int) bool { return n == 0 })
 	return Claim{Pod: id, Ports: numbers, CPU: cpu, Memory: memory}
 }
 
-// With returns a claim that is enough for either of two of the same pod.
-func (h Claim) With(other Claim) Claim {
-	h.Ports = slices.Concat(h.Ports, other.Ports)
-	slices.Sort(h.Ports)
-	h.Ports = slices.Compact(h.Ports)
-	h.CPU, h.Memory = max(h.CPU, other.CPU), max(h.Memory, other.Memory)
-	return h
+// With returns a share that is enough for either version of a pod.
+func (c Claim) With(other Claim) Claim {
+	c.Ports = slices.Concat(c.Ports, other.Ports)
+	slices.Sort(c.Ports)
+	c.Ports = slices.Compact(c.Ports)
+	c.CPU, c.Memory = max(c.CPU, other.CPU), max(c.Memory, other.Memory)
+	return c
 }
 
-// Bytes returns an upper bound of the reservation's length as JSON. Encoding it for each pod that it is for would be a good part
-// of placing thousands.
-func (r Reservation) Bytes() int {
-	const number, rest = 21, len(`{"closed":true,"labels":{"own":"","operators":""},"holders":{}}`) + 2*labelVersionBytes
-	size := rest
-	for key, h := range r.Claims {
-		const names = len(`"":{"pod":{"rc_id":"","role":"","index":},"ports":[],"cpu":,"memory":},`)
-		size += names + field.TextBytes(key) + field.TextBytes(h.Pod.RCID) + field.TextBytes(h.Pod.Role) + (3+len(h.Ports))*number
-	}
-	return size
-}
-
-// Clone returns a copy that can be changed without touching the original.
+// Clone returns a copy with its own map of shares.
 func (r Reservation) Clone() Reservation {
 	r.Claims = field.Merge(r.Claims)
 	return r
 }
 
-// ParseCapacity reads the slots, CPU and memory flags of a preparer.
+// ParseCapacity checks the flags of a preparer.
 func ParseCapacity(slots int, cpu, memory int64) (Capacity, error) {
 	var errs field.Errors
 	if slots < 1 || slots > MaxSlots {
@@ -247,41 +232,37 @@ func ParseCapacity(slots int, cpu, memory int64) (Capacity, error) {
 	return Capacity{Slots: slots, CPU: cpu, Memory: memory}, errs.Err()
 }
 
-// NameConflict reports whether the record is another machine's than that of who would write it now. A data directory with the
-// same host id beside another agent may be a copy, so that it conflicts too. A writer without a host id compares
-// nothing.
+// NameConflict reports whether the record belongs to another machine than the writer. The same host id with another
+// Consul agent is a conflict, because the data directory may be a copy. A writer without a host id never conflicts.
 func (n *Node) NameConflict(writer Node) bool {
 	differ := func(a, b string) bool { return a != "" && b != "" && a != b }
-	// Records of versions without host ids tell only their agent.
 	return writer.Host != "" && (differ(n.Host, writer.Host) || differ(n.ConsulNode, writer.ConsulNode))
 }
 
-// OrphanPages says, in a node's record, where the pods are listed that run there without a matching intent. The zero value
-// says that there are none.
+// OrphanPages lead from a node's record to the pages with its orphans. The zero value means that there are none.
 type OrphanPages struct {
-	Edition string `json:"edition,omitempty"` // that every page bears; another one whenever the list changes
-	Count   int    `json:"count"`             // of the pages, which are numbered from zero
-	Orphans int    `json:"orphans"`           // on all of them
+	Edition string `json:"edition,omitempty"` // in every page; a new one whenever the list changes
+	Count   int    `json:"count"`             // number of pages, which are numbered from zero
+	Orphans int    `json:"orphans"`           // number of orphans on all of them
 }
 
-// OrphanPage is a part of that list, at orphans/<node>/<n>: one record could not hold all that a machine may run.
+// OrphanPage is a part of the list of orphans, at orphans/<node>/<n>, because one record cannot contain all.
 type OrphanPage struct {
 	Node    string       `json:"node"`
 	Page    int          `json:"page"`
 	Edition string       `json:"edition"`
-	Epoch   string       `json:"nonce"` // that the preparer had seen when it wrote the page
+	Epoch   string       `json:"nonce"` // the preparer's epoch when it wrote the page
 	Orphans []pod.Orphan `json:"orphans"`
-	// Refused says which orphans of the page are left out because no farm could take them over, and why.
-	Refused []string `json:"-"`
+	Refused []string     `json:"-"`
 }
 
-// Spoke reports whether the node has said, under a cluster epoch, what it runs, and all of that is known (R1).
+// Spoke reports whether the node has reported, under a cluster epoch, what it runs, and all of that was read (R1).
 func (v *View) Spoke(epoch string) bool { return v.Epoch == epoch && !v.OrphansUnread }
 
-// HoldsLimits reports whether pods of the node have cgroups, so that their limits can change while they run.
+// HoldsLimits reports whether pods of the node have cgroups, so that limits can change while they run.
 func (n *Node) HoldsLimits() bool { return slices.Contains(strings.Split(n.Isolation, ","), "cgroup") }
 
-// OrphanCount is how many pods the record says run without a matching intent.
+// OrphanCount returns how many orphans the node has.
 func (n *Node) OrphanCount() int {
 	if n.OrphanPages != nil {
 		return n.OrphanPages.Orphans

@@ -19,31 +19,31 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/listen"
 )
 
-// DebugOff is the address that means that there is no debug server.
+// DebugOff is the address that means: no debug server.
 const DebugOff = "off"
 
-// Limits of the debug server: whoever is on the machine may ask it.
+// Limits of the debug server, because any user of the machine may use it.
 const (
-	debugConns         = 64 // open at once
+	debugConns         = 256 // open at once
 	debugHeaderTimeout = 5 * time.Second
 	debugIdleTimeout   = 30 * time.Second // of a connection between two requests
-	debugLimit         = 10 * time.Second // of one request and its answer, besides what a profile was asked to take
-	debugMaxProfile    = 5 * time.Minute  // what a profile may be asked to take
-	debugProfiles      = 2                // made at once
-	debugEndLimit      = time.Second      // how long requests under way may take when the daemon ends
+	debugLimit         = 10 * time.Second // of one request and its answer, without the time of a profile
+	debugMaxProfile    = 5 * time.Minute  // longest time of a profile
+	debugProfiles      = 2                // profiles that are made at once
+	debugEndLimit      = time.Second      // how long requests under way may still take when the daemon ends
 )
 
-// DebugConfig says what a daemon shows of itself.
+// DebugConfig configures a daemon's debug server.
 type DebugConfig struct {
-	Addr     string // host:port, port 0 for a free one, or DebugOff
+	Addr     string // host:port (port 0 means a free port), or DebugOff
 	Public   bool   // allow an address that other machines can reach
 	Gatherer prometheus.Gatherer
-	// Ready returns nil when the daemon does its work, or why it does not. It is called for each request.
+	// Ready returns why the daemon does not do its work; nil: it does. It is called for each request.
 	Ready func() error
 	Log   Logger
 }
 
-// CheckDebugAddr records what is wrong with the address of a debug server.
+// CheckDebugAddr adds a mistake if the address is not allowed.
 func CheckDebugAddr(errs *field.Errors, addr string, public bool) {
 	if addr == DebugOff {
 		return
@@ -55,19 +55,21 @@ func CheckDebugAddr(errs *field.Errors, addr string, public bool) {
 	ip := net.ParseIP(host)
 	switch {
 	case err != nil || ip == nil && host != "localhost" && (host != "" || !public):
-		errs.Add("debug-addr", addr, `an IP address and a port such as "127.0.0.1:7460", port 0 for a free one, or "off"`)
+		errs.Add("debug-addr", addr,
+			`an IP address and a port such as "127.0.0.1:7460", port 0 for a free one, or "off"`)
 	case !public && host != "localhost" && !ip.IsLoopback():
-		errs.Add("debug-addr", addr, "a loopback address: profiles and metrics are shown without asking who reads them; --debug-public allows others")
+		errs.Add("debug-addr", addr, "a loopback address: profiles and metrics are shown without asking who reads "+
+			"them; --debug-public allows others")
 	}
 }
 
 // DebugServer answers /metrics, /healthz, /readyz and /debug/pprof/.
 type DebugServer struct {
 	cfg      DebugConfig
-	listener net.Listener // nil when it is off
+	listener net.Listener // nil if the server is off
 }
 
-// NewDebugServer opens the address, so that a mistake shows at the start. Run serves it, Close gives it up.
+// NewDebugServer listens, so that a wrong address is an error at the start. If Run is never called, call Close.
 func NewDebugServer(ctx context.Context, cfg DebugConfig) (*DebugServer, error) {
 	var errs field.Errors
 	CheckDebugAddr(&errs, cfg.Addr, cfg.Public)
@@ -85,41 +87,44 @@ func NewDebugServer(ctx context.Context, cfg DebugConfig) (*DebugServer, error) 
 	return s, nil
 }
 
-// Addr returns the address in use, "" when the server is off.
-func (s *DebugServer) Addr() string {
-	if s.listener == nil {
+// Addr returns the address in use; "" if the server is off.
+func (d *DebugServer) Addr() string {
+	if d.listener == nil {
 		return ""
 	}
-	return s.listener.Addr().String()
+	return d.listener.Addr().String()
 }
 
-// Close gives the address up. It is for a server that Run was never called on, and harmless otherwise.
-func (s *DebugServer) Close() {
-	if s.listener != nil {
-		_ = s.listener.Close() // a second closing is no news
+// Close closes the listener if Run was never called.
+func (d *DebugServer) Close() {
+	if d.listener != nil {
+		_ = d.listener.Close() // a second close does not matter
 	}
 }
 
-// Run serves until ctx ends and returns when no request is under way any more.
-func (s *DebugServer) Run(ctx context.Context) error {
-	if s.listener == nil {
+// Run serves until ctx ends, and for requests under way at most debugEndLimit longer.
+func (d *DebugServer) Run(ctx context.Context) error {
+	if d.listener == nil {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	srv := &http.Server{Handler: limitTime(s.handler()), ReadHeaderTimeout: debugHeaderTimeout, IdleTimeout: debugIdleTimeout, ConnContext: listen.Context}
-	s.cfg.Log.WithField(Address, s.Addr()).Info("debug server listens")
-	if err := listen.Serve(ctx, srv, listen.Limit(s.listener, debugConns), debugEndLimit); err != nil {
+	srv := &http.Server{
+		Handler: limitTime(d.handler()), ReadHeaderTimeout: debugHeaderTimeout,
+		IdleTimeout: debugIdleTimeout, ConnContext: listen.Context,
+	}
+	d.cfg.Log.WithField(Address, d.Addr()).Info("debug server listens")
+	if err := listen.Serve(ctx, srv, listen.Limit(d.listener, debugConns), debugEndLimit); err != nil {
 		return fmt.Errorf("debug server: %w", err)
 	}
 	return context.Cause(ctx)
 }
 
-func (s *DebugServer) handler() http.Handler {
+func (d *DebugServer) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(s.cfg.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
+	mux.Handle("/metrics", promhttp.HandlerFor(d.cfg.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := s.cfg.Ready(); err != nil {
+		if err := d.cfg.Ready(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
@@ -136,14 +141,15 @@ func (s *DebugServer) handler() http.Handler {
 				profile(w, r)
 			default:
 				w.Header().Set("Connection", "close")
-				http.Error(w, fmt.Sprintf("%d profiles are being made already; try again later", debugProfiles), http.StatusTooManyRequests)
+				http.Error(w, fmt.Sprintf("%d profiles are being made already; try again later", debugProfiles),
+					http.StatusTooManyRequests)
 			}
 		})
 	}
 	return mux
 }
 
-// limitTime bounds how long a request may take, so that nobody can hold a connection for good.
+// limitTime bounds how long a request may take, because no client may hold a connection for ever.
 func limitTime(serve http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer listen.Serving(r.Context())()
@@ -152,12 +158,13 @@ func limitTime(serve http.Handler) http.Handler {
 			seconds, err := strconv.ParseFloat(text, 64)
 			if err != nil || !(seconds >= 0 && seconds <= debugMaxProfile.Seconds()) {
 				w.Header().Set("Connection", "close")
-				http.Error(w, fmt.Sprintf("seconds: %q is not valid; allowed: 0 to %.0f", text, debugMaxProfile.Seconds()), http.StatusBadRequest)
+				http.Error(w, fmt.Sprintf("seconds: %q is not valid; allowed: 0 to %.0f", text,
+					debugMaxProfile.Seconds()), http.StatusBadRequest)
 				return
 			}
 			limit += time.Duration(seconds * float64(time.Second))
 		} else if strings.HasSuffix(r.URL.Path, "/profile") {
-			limit += 30 * time.Second // what pprof takes where nothing is said
+			limit += 30 * time.Second // the default of pprof
 		}
 		answer, end := http.NewResponseController(w), time.Now().Add(limit)
 		if err := errors.Join(answer.SetReadDeadline(end), answer.SetWriteDeadline(end)); err != nil {
@@ -168,7 +175,7 @@ func limitTime(serve http.Handler) http.Handler {
 	})
 }
 
-// NewRegistry returns a registry with what every daemon shows about its process.
+// NewRegistry returns a registry with metrics of the process.
 func NewRegistry() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

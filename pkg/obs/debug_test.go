@@ -72,11 +72,13 @@ func TestDebugServer(t *testing.T) {
 			t.Errorf("%s: status %d, no %q in %.200s", path, status, want, body)
 		}
 	}
-	// The arguments of a daemon are nothing for whoever else is on the machine.
-	if status, body := fetch(t, base+"/debug/pprof/cmdline"); status != http.StatusNotFound || strings.Contains(body, "obs.test") {
+	// Other users of the machine cannot see the arguments of a daemon.
+	if status, body := fetch(t, base+"/debug/pprof/cmdline"); status != http.StatusNotFound ||
+		strings.Contains(body, "obs.test") {
 		t.Errorf("/debug/pprof/cmdline: status %d, %.200s", status, body)
 	}
-	if status, body := fetch(t, base+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "no session yet") {
+	if status, body := fetch(t, base+"/readyz"); status != http.StatusServiceUnavailable ||
+		!strings.Contains(body, "no session yet") {
 		t.Errorf("/readyz before: %d %s", status, body)
 	}
 	ready.Store(true)
@@ -93,15 +95,20 @@ func TestDebugServer(t *testing.T) {
 		return err
 	})
 	defer again.Close()
-	if _, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: s.Addr()}); err == nil || !strings.Contains(err.Error(), "--debug-addr") {
+	if _, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: s.Addr()}); err == nil ||
+		!strings.Contains(err.Error(), "--debug-addr") {
 		t.Errorf("an address in use: %v", err)
 	}
 }
 
-// Whoever opens connections, says half a sentence or asks for profile after profile keeps nobody else from asking.
+// Many connections, half requests or many profiles of one client do not keep other clients from getting answers.
 func TestDebugServerUnderSiege(t *testing.T) {
 	t.Parallel()
-	s, err := obs.NewDebugServer(t.Context(), obs.DebugConfig{Addr: "127.0.0.1:0", Gatherer: obs.NewRegistry(), Log: quiet(t), Ready: func() error { return nil }})
+	s, err := obs.NewDebugServer(t.Context(),
+		obs.DebugConfig{
+			Addr: "127.0.0.1:0", Gatherer: obs.NewRegistry(), Log: quiet(t),
+			Ready: func() error { return nil },
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +131,10 @@ func TestDebugServerUnderSiege(t *testing.T) {
 	}
 	first := dial("GET /metrics HT")
 	for i := range 500 {
-		dial([]string{"", "GET /metrics HTTP/1.1\r\nHost: x\r\n", "GET /debug/pprof/heap?seconds=60 HTTP/1.1\r\nHost: x\r\n\r\n"}[i%3])
+		dial([]string{
+			"", "GET /metrics HTTP/1.1\r\nHost: x\r\n",
+			"GET /debug/pprof/heap?seconds=60 HTTP/1.1\r\nHost: x\r\n\r\n",
+		}[i%3])
 	}
 	if err := first.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
@@ -135,7 +145,8 @@ func TestDebugServerUnderSiege(t *testing.T) {
 	base := "http://" + s.Addr()
 	for path, want := range map[string]int{
 		"/metrics": http.StatusOK, "/readyz": http.StatusOK, "/debug/pprof/heap": http.StatusTooManyRequests,
-		"/debug/pprof/profile?seconds=301": http.StatusBadRequest, "/debug/pprof/profile?seconds=NaN": http.StatusBadRequest,
+		"/debug/pprof/profile?seconds=301": http.StatusBadRequest,
+		"/debug/pprof/profile?seconds=NaN": http.StatusBadRequest,
 	} {
 		if status, body := fetch(t, base+path); status != want {
 			t.Errorf("%s: status %d, want %d: %.200s", path, status, want, body)
@@ -162,7 +173,7 @@ func TestDebugAddresses(t *testing.T) {
 	for _, tt := range []struct {
 		addr   string
 		public bool
-		says   string // empty: fine
+		says   string // empty: the address is allowed
 	}{
 		{"127.0.0.1:0", false, ""},
 		{"[::1]:7460", false, ""},

@@ -1,4 +1,4 @@
-// Package obs is how rcfarm is observed: the logger and its field names, the metrics registry, and the debug server.
+// Package obs has the logger, the metrics registry, and the debug server.
 package obs
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Logger writes structured lines: a constant lower-case message, everything else in fields.
+// Logger writes a constant message in lower case, and fields.
 type Logger = logrus.FieldLogger
 
 // Fields are the parts of a log line that vary.
@@ -42,7 +42,7 @@ const (
 	Condition   = "condition"
 )
 
-// Debugs reports whether a logger writes debug lines, for those whose fields would cost too much to be made in vain.
+// Debugs tells whether expensive fields of debug lines are needed.
 func Debugs(l Logger) bool {
 	switch l := l.(type) {
 	case *logrus.Logger:
@@ -62,7 +62,7 @@ func Discard() Logger {
 	return l
 }
 
-// NewLogger returns a logger that writes to w. level is a logrus level name; format is "text" or "json".
+// NewLogger takes a logrus level name, and the format "text" or "json".
 func NewLogger(w io.Writer, level, format string) (Logger, error) {
 	l := logrus.New()
 	l.SetOutput(w)
@@ -73,7 +73,10 @@ func NewLogger(w io.Writer, level, format string) (Logger, error) {
 	l.SetLevel(parsed)
 	switch format {
 	case "text":
-		l.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: "2006-01-02T15:04:05.000Z07:00"})
+		l.SetFormatter(&logrus.TextFormatter{
+			DisableColors: true, FullTimestamp: true,
+			TimestampFormat: "2006-01-02T15:04:05.000Z07:00",
+		})
 	case "json":
 		l.SetFormatter(&logrus.JSONFormatter{TimestampFormat: "2006-01-02T15:04:05.000Z07:00"})
 	default:

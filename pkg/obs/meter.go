@@ -5,7 +5,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Meter makes and registers the metrics of one part of the program, under a prefix of its own.
+// Meter registers the metrics of one part of the program.
 type Meter struct {
 	auto   promauto.Factory
 	prefix string
@@ -31,12 +31,12 @@ func (m Meter) Histogram(name, help string, buckets []float64) prometheus.Histog
 	return m.auto.NewHistogram(prometheus.HistogramOpts{Name: m.prefix + name, Help: help, Buckets: buckets})
 }
 
-// Gauges makes gauges by several labels, none of which exists at the start.
+// Gauges makes a vector without a gauge at the start.
 func (m Meter) Gauges(name, help string, labels ...string) *prometheus.GaugeVec {
 	return m.auto.NewGaugeVec(prometheus.GaugeOpts{Name: m.prefix + name, Help: help}, labels)
 }
 
-// Gauges makes a gauge for each value of a label: all of them exist from the start.
+// Gauges makes a gauge for each value of a label.
 func Gauges[V ~string](m Meter, name, help, label string, values ...V) *prometheus.GaugeVec {
 	vec := m.auto.NewGaugeVec(prometheus.GaugeOpts{Name: m.prefix + name, Help: help}, []string{label})
 	for _, value := range values {
@@ -45,7 +45,7 @@ func Gauges[V ~string](m Meter, name, help, label string, values ...V) *promethe
 	return vec
 }
 
-// Counters makes a counter for each value of a label: all of them exist from the start.
+// Counters makes a counter for each value of a label.
 func Counters[V ~string](m Meter, name, help, label string, values ...V) *prometheus.CounterVec {
 	vec := m.auto.NewCounterVec(prometheus.CounterOpts{Name: m.prefix + name, Help: help}, []string{label})
 	for _, value := range values {
@@ -54,7 +54,7 @@ func Counters[V ~string](m Meter, name, help, label string, values ...V) *promet
 	return vec
 }
 
-// Flag is a yes or a no as a gauge has it.
+// Flag returns 1 for yes and 0 for no.
 func Flag(yes bool) float64 {
 	if yes {
 		return 1

@@ -8,25 +8,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Bounds of what records of pods say. What people may ask for in documents is bounded by field, manifest and rc.
+// Bounds of records of pods.
 const (
 	// MaxReplicas is how many replicas one controller may ask for.
 	MaxReplicas = 10_000
-	// MaxIndex is the highest index. Indices are given from zero, and one is free again when its pod's stop is confirmed,
-	// so that a controller whose pods stop while others start takes more than it asks for.
+	// MaxIndex is higher than a count, because an index is free again only when its pod's stop is confirmed.
 	MaxIndex = 10*MaxReplicas - 1
-	// MaxRevision is the highest revision that a record may bear: from there on a few more can be counted without a number
-	// that turns negative.
+	// MaxRevision is the highest revision in a record. A few more can be added without an overflow.
 	MaxRevision = 1 << 62
-	// MaxMessage bounds a message of a node, and MaxLogTail what it repeats of a log, in bytes.
-	MaxMessage = 2 << 10
-	MaxLogTail = 2 << 10
-	// MaxRestarts is the highest number of restarts that is reported.
+	// Of a report, in bytes.
+	MaxMessage  = 2 << 10
+	MaxLogTail  = 2 << 10
 	MaxRestarts = math.MaxInt32
-	// MaxLabels is how many labels a pod may have: those of its manifest, of its controller and its own, and the two that
-	// every pod has.
+	// MaxLabels bounds the labels of the manifest and the controller, own labels, and the two that every pod has.
 	MaxLabels = 3*field.MaxLabels + 2
-	// maxWord bounds a word of which a newer version may have others, such as a state.
+	// maxWord bounds a word for which a newer version may have further values.
 	maxWord = field.MaxName
 )
 
@@ -35,23 +31,21 @@ const (
 	runAllowed    = string(Running) + " or " + string(Stopped)
 )
 
-// check records what is wrong with an identity. It becomes part of keys and file names, so that nothing may be assumed
-// of it.
-func (id *Identity) check(errs *field.Errors) {
-	errs.CheckName("rc_id", id.RCID)
-	errs.CheckName("role", id.Role)
-	field.CheckRange(errs, "index", id.Index, 0, MaxIndex)
+// An identity becomes part of keys and file names, so nothing about it may be assumed.
+func (i *Identity) check(errs *field.Errors) {
+	errs.CheckName("rc_id", i.RCID)
+	errs.CheckName("role", i.Role)
+	field.CheckRange(errs, "index", i.Index, 0, MaxIndex)
 }
 
-// Check reports why no pod can have this identity.
-func (id Identity) Check() error {
+// Check returns why no pod can have this identity.
+func (i Identity) Check() error {
 	var errs field.Errors
-	id.check(&errs)
+	i.check(&errs)
 	return errs.Err()
 }
 
-// Check reports why a stored placement cannot be acted on. Unknown fields are fine: a newer version may have written
-// it.
+// Check returns why a placement cannot be used. Unknown fields are allowed: a newer version may have written them.
 func (p *Placement) Check() error {
 	var errs field.Errors
 	p.Identity.check(&errs)
@@ -77,7 +71,8 @@ func (p *Placement) Check() error {
 			checkDigest(&errs, "avoid.digest", a.Digest)
 		}
 	}
-	checkTimes(&errs, times{{"stopping_since", p.StoppingSince}, {"lost_since", p.LostSince}, {"unmanaged_since", p.UnmanagedSince}})
+	checkTimes(&errs,
+		times{{"stopping_since", p.StoppingSince}, {"lost_since", p.LostSince}, {"unmanaged_since", p.UnmanagedSince}})
 	errs.CheckTime("changed_at", p.ChangedAt)
 	field.CheckRange(&errs, "adopted_at_generation", p.AdoptedAtGeneration, 0, math.MaxInt64)
 	return errs.Err()
@@ -90,7 +85,6 @@ func (g *Ghost) check(errs *field.Errors) {
 	errs.CheckPorts("ghosts.ports", g.Ports)
 }
 
-// times are some that may be missing, by their fields.
 type times [3]struct {
 	path string
 	at   *time.Time
@@ -104,7 +98,7 @@ func checkTimes(errs *field.Errors, all times) {
 	}
 }
 
-// checkRun records what keeps a pod from being run, or stopped. What is to be stopped needs no field.
+// checkRun: a stop needs no fields.
 func checkRun(errs *field.Errors, path string, state RunState, podID, digest string) {
 	if !state.Valid() {
 		errs.Add(path, string(state), runAllowed)
@@ -126,26 +120,24 @@ func checkDigest(errs *field.Errors, path, digest string) {
 	}
 }
 
-// checkContent records what is wrong with what a placement and its intents have in common.
 func checkContent(errs *field.Errors, labels map[string]string, ports map[string]int, replicas int, epoch string) {
 	errs.CheckLabels("labels", labels, MaxLabels)
 	errs.CheckPorts("ports", ports)
-	field.CheckRange(errs, "replicas", replicas, 0, math.MaxInt32) // as many as nodes, where each has one
+	field.CheckRange(errs, "replicas", replicas, 0, math.MaxInt32) // with a pod on each node, as many as nodes
 	errs.CheckBytes("epoch", epoch, maxWord)
 }
 
-// Check reports why an intent cannot be acted on.
-func (in *Intent) Check() error {
+// Check returns why an intent cannot be used.
+func (i *Intent) Check() error {
 	var errs field.Errors
-	in.Identity.check(&errs)
-	checkRun(&errs, "state", in.State, in.PodID, in.Digest)
-	field.CheckRange(&errs, "revision", in.Revision, 1, MaxRevision)
-	checkContent(&errs, in.Labels, in.Ports, in.Replicas, in.Epoch)
+	i.Identity.check(&errs)
+	checkRun(&errs, "state", i.State, i.PodID, i.Digest)
+	field.CheckRange(&errs, "revision", i.Revision, 1, MaxRevision)
+	checkContent(&errs, i.Labels, i.Ports, i.Replicas, i.Epoch)
 	return errs.Err()
 }
 
-// Check reports why a reality says nothing. A state that this build does not know is none of the known ones, and
-// nothing else: a newer preparer may report it.
+// Check returns why a reality cannot be used. An unknown state is allowed: a newer preparer may report it.
 func (r *Reality) Check() error {
 	var errs field.Errors
 	r.Identity.check(&errs)
@@ -154,9 +146,10 @@ func (r *Reality) Check() error {
 	if r.Digest != "" {
 		checkDigest(&errs, "digest", r.Digest)
 	}
-	field.CheckRange(&errs, "revision", r.Revision, 0, math.MaxInt64) // which of them are believed is for who was told them to say
+	field.CheckRange(&errs, "revision", r.Revision, 0, math.MaxInt64)
 	if r.State == "" {
-		errs.Missing("state", fmt.Sprintf("a word of at most %d bytes, such as %s or %s", maxWord, StateReady, StateStopped))
+		errs.Missing("state",
+			fmt.Sprintf("a word of at most %d bytes, such as %s or %s", maxWord, StateReady, StateStopped))
 	}
 	errs.CheckBytes("state", string(r.State), maxWord)
 	field.CheckRange(&errs, "restarts", r.Restarts, 0, MaxRestarts)
@@ -174,8 +167,8 @@ func (r *Reality) Check() error {
 	return errs.Err()
 }
 
-// Fit cuts what the record would be refused for, and returns the names of those fields: a node that could not report a
-// pod because of one field would report nothing of it. What no value stands for, such as another pod's identity, stays.
+// Fit cuts fields because of which the record would be refused, and returns their names, because one field must not
+// keep a node from reporting a pod. Some fields, such as the identity, cannot be cut.
 func (r *Reality) Fit() (cut []string) {
 	text := func(name string, s *string, most int) {
 		if len(*s) > most {
@@ -201,7 +194,7 @@ func (r *Reality) Fit() (cut []string) {
 	}
 	number("restarts", &r.Restarts, 0, MaxRestarts)
 	if r.LastExit != nil {
-		e := *r.LastExit // the caller's own stays as it is
+		e := *r.LastExit // a copy, because the caller keeps the original
 		text("last_exit.launchable", &e.Launchable, maxWord)
 		number("last_exit.code", &e.Code, math.MinInt32, math.MaxInt32)
 		text("last_exit.signal", &e.Signal, maxWord)
@@ -218,13 +211,14 @@ func (r *Reality) Fit() (cut []string) {
 	return cut
 }
 
-// Check reports why no farm could take over what a node lists.
+// Check returns why no farm could adopt a listed pod.
 func (o *Orphan) Check() error {
 	var errs field.Errors
 	o.Identity.check(&errs)
 	errs.CheckName("pod_id", o.PodID)
 	checkDigest(&errs, "digest", o.Digest)
-	field.CheckRange(&errs, "revision", o.Revision, 0, math.MaxInt64) // which of them are believed is for who was told them to say
+	// The farm that reads the record decides which revisions it believes.
+	field.CheckRange(&errs, "revision", o.Revision, 0, math.MaxInt64)
 	errs.CheckPorts("ports", o.Ports)
 	field.CheckRange(&errs, "cpu", o.CPU, 0, field.MaxPodCPU)
 	field.CheckRange(&errs, "memory", o.Memory, 0, field.MaxPodMemory)

@@ -9,17 +9,32 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// How a process ended, in words; a limit is named only where the record has it.
+// The text shows how a process ended. It names a memory limit only if the record has one.
 func TestExitString(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]pod.Exit{
-		"ended with exit status 3":                                      {Code: 3},
-		"ended by SIGKILL":                                              {Code: -1, Signal: "SIGKILL"},
-		"ended by SIGTERM":                                              {Code: -1, Signal: "SIGTERM", MemoryLimit: 1 << 20},
-		"was killed by the kernel for want of memory":                   {Code: -1, Signal: "SIGKILL", OutOfMemory: true},
-		"was ended because its check failed":                            {Code: -1, Signal: "SIGTERM", Reason: "its check failed"},
-		"was killed by the kernel at its memory limit of 1048576 bytes": {Code: -1, Signal: "SIGKILL", OutOfMemory: true, MemoryLimit: 1 << 20},
-		"was killed by the kernel at its memory limit of 2097152 bytes": {Code: -1, Unknown: true, OutOfMemory: true, MemoryLimit: 2 << 20},
+		"ended with exit status 3": {Code: 3},
+		"ended by SIGKILL":         {Code: -1, Signal: "SIGKILL"},
+		"ended by SIGTERM": {
+			Code: -1, Signal: "SIGTERM",
+			MemoryLimit: 1 << 20,
+		},
+		"was killed by the kernel for want of memory": {
+			Code: -1, Signal: "SIGKILL",
+			OutOfMemory: true,
+		},
+		"was ended because its check failed": {
+			Code: -1, Signal: "SIGTERM",
+			Reason: "its check failed",
+		},
+		"was killed by the kernel at its memory limit of 1048576 bytes": {
+			Code: -1, Signal: "SIGKILL",
+			OutOfMemory: true, MemoryLimit: 1 << 20,
+		},
+		"was killed by the kernel at its memory limit of 2097152 bytes": {
+			Code: -1, Unknown: true, OutOfMemory: true,
+			MemoryLimit: 2 << 20,
+		},
 	} {
 		if got := e.String(); got != want {
 			t.Errorf("%+v: %q, want %q", e, got, want)
@@ -27,12 +42,15 @@ func TestExitString(t *testing.T) {
 	}
 }
 
-// A limit that no process can have makes a report unusable, and is cut by who reports.
+// A limit that no process can have makes a report invalid, and the node cuts it.
 func TestExitMemoryLimitIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []int64{-1, 0, field.MaxPodMemory, field.MaxPodMemory + 1} {
 		r := pod.Reality{
-			Identity: pod.Identity{RCID: "rc", Role: "main"}, Node: "n1", State: pod.StateRunning, Since: time.Unix(1, 0),
+			Identity: pod.Identity{
+				RCID: "rc",
+				Role: "main",
+			}, Node: "n1", State: pod.StateRunning, Since: time.Unix(1, 0),
 			LastExit: &pod.Exit{OutOfMemory: true, MemoryLimit: limit, At: time.Unix(1, 0)},
 		}
 		good := limit >= 0 && limit <= field.MaxPodMemory
@@ -46,12 +64,15 @@ func TestExitMemoryLimitIsBounded(t *testing.T) {
 	}
 }
 
-// So is a reason that is too long.
+// A reason that is too long makes a report invalid, too, and the node cuts it.
 func TestExitReasonIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, most := range []int{pod.MaxMessage, pod.MaxMessage + 1} {
 		r := pod.Reality{
-			Identity: pod.Identity{RCID: "rc", Role: "main"}, Node: "n1", State: pod.StateRunning, Since: time.Unix(1, 0),
+			Identity: pod.Identity{
+				RCID: "rc",
+				Role: "main",
+			}, Node: "n1", State: pod.StateRunning, Since: time.Unix(1, 0),
 			LastExit: &pod.Exit{Reason: strings.Repeat("x", most), At: time.Unix(1, 0)},
 		}
 		good := most == pod.MaxMessage

@@ -12,7 +12,8 @@ import (
 func TestPlacementCheck(t *testing.T) {
 	t.Parallel()
 	good := pod.Placement{
-		Identity: pod.Identity{RCID: "rc", Role: "main"}, Node: "n1", PodID: "p", Digest: strings.Repeat("d", 64), RunState: pod.Running, Revision: 1,
+		Identity: pod.Identity{RCID: "rc", Role: "main"}, Node: "n1", PodID: "p", Digest: strings.Repeat("d",
+			64), RunState: pod.Running, Revision: 1,
 		Ghosts: []pod.Ghost{{Node: "n2", Since: time.Unix(1, 0)}},
 	}
 	if err := good.Check(); err != nil {
@@ -44,7 +45,10 @@ func TestPlacementCheck(t *testing.T) {
 
 func TestIntentCheck(t *testing.T) {
 	t.Parallel()
-	good := pod.Intent{Identity: pod.Identity{RCID: "rc", Role: "main"}, PodID: "p", Digest: strings.Repeat("d", 64), State: pod.Running, Revision: 1}
+	good := pod.Intent{
+		Identity: pod.Identity{RCID: "rc", Role: "main"}, PodID: "p", Digest: strings.Repeat("d", 64),
+		State: pod.Running, Revision: 1,
+	}
 	if err := good.Check(); err != nil {
 		t.Errorf("a good intent: %v", err)
 	}
@@ -69,7 +73,7 @@ func TestIntentCheck(t *testing.T) {
 	}
 }
 
-// A revision is higher than all that were seen as long as there is one that records may bear.
+// A new revision is higher than all known revisions, up to the highest revision that records may have.
 func TestNextRevision(t *testing.T) {
 	t.Parallel()
 	now := time.UnixMilli(1000)

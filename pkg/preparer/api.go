@@ -17,8 +17,8 @@ import (
 
 const logSuffix = ".log"
 
-// LogFiles returns the log file of every process that a pod has or had on this node, by the process's name, and whether
-// anything may still be written to them. The names of logs that are the node's own begin with an underscore.
+// LogFiles returns a pod's log files by the names of its present and former processes. more reports whether the pod may
+// still write to them. The name of a log that the node writes, such as _hooks, begins with an underscore.
 func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool) {
 	var procs []runtime.Status
 	known := false
@@ -30,10 +30,10 @@ func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool
 		}
 	})
 	if !known {
-		return nil, false // nothing but what is known here becomes a path
+		return nil, false // only the identity of a known pod becomes a path
 	}
 	files = map[string]string{}
-	entries, _ := os.ReadDir(p.node.Logs(id)) // it may not be there yet
+	entries, _ := os.ReadDir(p.node.Logs(id)) // the directory may not exist yet
 	for _, entry := range entries {
 		if name, isLog := strings.CutSuffix(entry.Name(), logSuffix); isLog {
 			files[name] = filepath.Join(p.node.Logs(id), entry.Name())
@@ -48,12 +48,11 @@ func (p *Preparer) LogFiles(id pod.Identity) (files map[string]string, more bool
 	return files, more
 }
 
-// errStopping keeps commands from being run.
 var errStopping = errors.New("the pod is stopping")
 
-// Command returns what runs a command beside one of the pod's running processes, as the runtime does. An empty name
-// means the first of them. A program without a slash is looked for along the process's PATH, one with a relative path
-// in its directory. One that cannot be run is said by what comes back.
+// Command returns a function that runs a command beside a running process of the pod; process "" is the first one. A
+// program without a slash is looked up in the process's PATH, a relative path in its directory. If the program cannot
+// be run, the returned function returns the error.
 func (p *Preparer) Command(id pod.Identity, process string, argv []string) (runtime.Command, error) {
 	spec, err := p.processOf(id, process)
 	if err != nil {
@@ -69,17 +68,17 @@ func (p *Preparer) Command(id pod.Identity, process string, argv []string) (runt
 	}, nil
 }
 
-// lookPath returns the path of a program. Its errors are runtime.ErrNoProgram, and runtime.ErrNotStarted where there
-// are only files along the PATH that nobody may execute.
+// lookPath returns the path of a program. It returns runtime.ErrNoProgram if no file in the PATH has the name, and
+// runtime.ErrNotStarted if none of the files can be executed.
 func lookPath(name string, spec *runtime.Spec) (string, error) {
 	if filepath.IsAbs(name) {
-		return name, nil // the attempt to run it says what is wrong
+		return name, nil // if the file is missing, the start reports the error
 	}
 	if strings.Contains(name, "/") {
 		return filepath.Join(spec.Dir, name), nil
 	}
 	path := install.Describe(spec.Env).Path
-	var unfit error // why the first file of that name is none
+	var unfit error // why the first file with that name cannot be executed
 	for _, dir := range filepath.SplitList(path) {
 		file := filepath.Join(dir, name)
 		if !filepath.IsAbs(dir) {
@@ -99,7 +98,6 @@ func lookPath(name string, spec *runtime.Spec) (string, error) {
 	return "", fmt.Errorf("%w: %s is not in the process's PATH, which is %s", runtime.ErrNoProgram, name, path)
 }
 
-// processOf returns the specification of one of the pod's running processes, unless the pod is to stop.
 func (p *Preparer) processOf(id pod.Identity, process string) (runtime.Spec, error) {
 	var procs []runtime.Status
 	stopping := false

@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-func TestLogsAndCommands(t *testing.T) {
+func TestLogsAndCommandsOfAPod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
@@ -24,13 +24,14 @@ func TestLogsAndCommands(t *testing.T) {
 		Name: "side", Artifact: b.artifacts.add(t, "exec sleep 1001"), Env: map[string]string{"WHO": "side"},
 	})
 	if files, more := a.LogFiles(identity(0)); len(files) > 0 || more {
-		t.Errorf("a pod that is not here: %v, %t", files, more)
+		t.Errorf("a pod that the node does not have: %v, %t", files, more)
 	}
-	if _, err := a.Command(identity(0), "", []string{"true"}); err == nil || !strings.Contains(err.Error(), "has no process that runs") {
-		t.Errorf("a pod that is not here: %v", err)
+	if _, err := a.Command(identity(0), "", []string{"true"}); err == nil ||
+		!strings.Contains(err.Error(), "has no process that runs") {
+		t.Errorf("a pod that the node does not have: %v", err)
 	}
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	files, more := a.LogFiles(identity(0))
 	if text, err := os.ReadFile(files["main"]); len(files) != 2 || !more || string(text) != "hello\n" {
@@ -56,11 +57,13 @@ func TestLogsAndCommands(t *testing.T) {
 		return string(text), err
 	}
 	home := b.inNode("homes", "rc1.main.0")
-	if text, err := run("side", "sh", "-c", "echo $WHO $POD_ID $RC_ID; pwd"); err != nil || text != "side web rc1\n"+home+"\n" {
+	if text, err := run("side", "sh", "-c", "echo $WHO $POD_ID $RC_ID; pwd"); err != nil ||
+		text != "side web rc1\n"+home+"\n" {
 		t.Errorf("in side: %q, %v", text, err)
 	}
-	env, err := run("", "/usr/bin/env") // like the first process
-	if lines := strings.Split(env, "\n"); err != nil || !slices.Contains(lines, "VERSION=1") || slices.Contains(lines, "WHO=side") {
+	env, err := run("", "/usr/bin/env") // the environment is the same as for the first process
+	if lines := strings.Split(env, "\n"); err != nil || !slices.Contains(lines, "VERSION=1") ||
+		slices.Contains(lines, "WHO=side") {
 		t.Errorf("in main: %q, %v", env, err)
 	}
 	script := filepath.Join(home, "script")
@@ -88,11 +91,12 @@ func TestLogsAndCommands(t *testing.T) {
 			t.Errorf("%s, which is not executable: %v", name, err)
 		}
 	}
-	if _, err := run("other", "true"); err == nil || !strings.Contains(err.Error(), `process: "other" is not valid; allowed: main, side`) {
+	if _, err := run("other", "true"); err == nil ||
+		!strings.Contains(err.Error(), `process: "other" is not valid; allowed: main, side`) {
 		t.Errorf("another process: %v", err)
 	}
 
-	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.write(intent(0, digest, pod.Stopped, 20))
 	b.awaitState(0, pod.StateStopped, 20, "")
 	b.eventually(func() error {
 		if files, more := a.LogFiles(identity(0)); len(files) != 2 || more {

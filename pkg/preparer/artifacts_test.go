@@ -28,7 +28,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
 
-// realArtifacts gives the bench a real store of artifacts in dir.
 func (b *bench) realArtifacts(cfg artifact.Config) *artifact.Store {
 	b.t.Helper()
 	cfg.Dir = filepath.Join(filepath.Dir(b.cfg.Dir), "store")
@@ -41,14 +40,16 @@ func (b *bench) realArtifacts(cfg artifact.Config) *artifact.Store {
 	return s
 }
 
-// packed is server with a real archive that takes so many bytes more than its script.
+// packed returns the manifest of server, with the path of an archive that has ballast.
 func (b *bench) packed(version string, ballast int) (manifest.Manifest, string) {
 	b.t.Helper()
 	script := "#!/bin/sh\nexec " + testBinary() + " " + serveArg + "\n"
 	var buf bytes.Buffer
 	zw := gzip.NewWriter(&buf)
 	tw := tar.NewWriter(zw)
-	for name, content := range map[string]string{"bin/launch": script, "version": version, "ballast": strings.Repeat("\x00", ballast)} {
+	for name, content := range map[string]string{
+		"bin/launch": script, "version": version, "ballast": strings.Repeat("\x00", ballast),
+	} {
 		err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(content))})
 		if err == nil {
 			_, err = tw.Write([]byte(content))
@@ -66,13 +67,15 @@ func (b *bench) packed(version string, ballast int) (manifest.Manifest, string) 
 	}
 	sum := sha256.Sum256(buf.Bytes())
 	m := b.server(version)
-	m.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file://" + file, SHA256: hex.EncodeToString(sum[:])}
+	m.Launchables[0].Artifact = manifest.Artifact{
+		Kind: manifest.ArtifactTar, URL: "file://" + file, SHA256: hex.EncodeToString(sum[:]),
+	}
 	return m, file
 }
 
-// An artifact that is gone, or of which something is, is fetched again when a process cannot be started from it; until then it is said why that
-// cannot be.
-func TestBrokenArtifactsAreRestored(t *testing.T) {
+// If a process cannot start because its artifact is missing or incomplete, the node fetches it again, and reports the
+// reason until then.
+func TestBrokenArtifactsAreFetchedAgain(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(dir string) error{
 		"gone":    os.RemoveAll,
@@ -81,7 +84,9 @@ func TestBrokenArtifactsAreRestored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
-			cache := b.realArtifacts(artifact.Config{FinalWait: 100 * time.Millisecond, MaxFinalWait: 100 * time.Millisecond})
+			cache := b.realArtifacts(artifact.Config{
+				FinalWait: 100 * time.Millisecond, MaxFinalWait: 100 * time.Millisecond,
+			})
 			reg := prometheus.NewRegistry()
 			b.cfg.Metrics = preparer.NewMetrics(reg)
 			b.start()
@@ -89,16 +94,19 @@ func TestBrokenArtifactsAreRestored(t *testing.T) {
 			soon := field.Duration(100 * time.Millisecond)
 			m.Launchables[0].Restart = &manifest.Restart{BackoffMin: &soon, BackoffMax: &soon}
 			digest := b.upload(m)
-			b.tell(intent(0, digest, pod.Running, 10))
+			b.write(intent(0, digest, pod.Running, 10))
 			b.awaitReady(0, digest, 10)
 			dir, err := cache.Ensure(t.Context(), m.Launchables[0].Artifact)
 			if err != nil {
 				t.Fatal(err)
 			}
 
-			// Its source is away, so it stays broken for now.
+			// Its source is away, so it stays broken.
 			pid := b.pid(0)
-			if err := errors.Join(os.Rename(file, file+".away"), os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, "bin"), 0o755), spoil(dir)); err != nil {
+			if err := errors.Join(
+				os.Rename(file, file+".away"), os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, "bin"), 0o755),
+				spoil(dir),
+			); err != nil {
 				t.Fatal(err)
 			}
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -109,14 +117,14 @@ func TestBrokenArtifactsAreRestored(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.awaitReady(0, digest, 10)
-			if name == "damaged" { // what is gone is fetched as what never was there
+			if name == "damaged" { // a missing artifact is fetched like a new one, so it is not counted
 				b.eventually(func() error { return metric(reg, "rcfarm_preparer_artifacts_restored_total", 1) })
 			}
 		})
 	}
 }
 
-// metric returns nil when a metric without labels has the value.
+// metric compares a metric without labels.
 func metric(reg *prometheus.Registry, name string, want float64) error {
 	families, err := reg.Gather()
 	for _, f := range families {
@@ -141,11 +149,11 @@ func TestUnneededArtifactsArePruned(t *testing.T) {
 	for i := range 5 {
 		m, _ := b.packed(fmt.Sprint(i), 0)
 		digest := b.upload(m)
-		b.tell(intent(0, digest, pod.Running, int64(10+i)))
+		b.write(intent(0, digest, pod.Running, int64(10+i)))
 		b.awaitReady(0, digest, int64(10+i))
 		all = append(all, m)
 	}
-	b.eventually(func() error { // three versions stay installed
+	b.eventually(func() error { // the last three versions stay installed
 		for i, m := range all {
 			_, err := os.Stat(filepath.Join(dir, m.Launchables[0].Artifact.SHA256))
 			if kept := i >= 2; kept != (err == nil) {
@@ -154,11 +162,12 @@ func TestUnneededArtifactsArePruned(t *testing.T) {
 		}
 		return nil
 	})
-	b.tell(intent(0, "", pod.Stopped, 20))
+	b.write(intent(0, "", pod.Stopped, 20))
 	b.awaitState(0, pod.StateStopped, 20, "")
 	b.eventually(func() error {
 		for _, m := range all {
-			if _, err := os.Stat(filepath.Join(dir, m.Launchables[0].Artifact.SHA256)); !errors.Is(err, fs.ErrNotExist) {
+			_, err := os.Stat(filepath.Join(dir, m.Launchables[0].Artifact.SHA256))
+			if !errors.Is(err, fs.ErrNotExist) {
 				return errors.Join(err, errStays)
 			}
 		}
@@ -166,10 +175,10 @@ func TestUnneededArtifactsArePruned(t *testing.T) {
 	})
 }
 
-// A full disk keeps new pods out, not pods down, and none from being stopped; nothing is lost, it is reported, and it goes on when
-// there is room.
-func TestFullDisk(t *testing.T) {
-	consultest.Shared(t) // its own files are elsewhere
+// While the disk is full, the node starts no new pod, running pods continue to run and can be stopped, no record is
+// lost, and the report has the reason. With space again, the node continues.
+func TestFullDiskStopsNothing(t *testing.T) {
+	consultest.Shared(t) // started before TMPDIR changes, so that its files are elsewhere
 	disktest.Run(t, 12<<20, func(t *testing.T, disk string) {
 		t.Setenv("TMPDIR", disk)
 		b := newBench(t)
@@ -178,34 +187,33 @@ func TestFullDisk(t *testing.T) {
 		a := b.start()
 		old, _ := b.packed("old", 0)
 		oldDigest := b.upload(old)
-		b.tell(intent(0, oldDigest, pod.Running, 10))
+		b.write(intent(0, oldDigest, pod.Running, 10))
 		b.awaitReady(0, oldDigest, 10)
 		pid := b.pid(0)
 
-		// Records have their room, an artifact does not.
+		// There is space for records, but not for an artifact.
 		filler := disktest.Fill(t, disk)
 		next, _ := b.packed("next", 2<<20)
 		nextDigest := b.upload(next)
-		b.tell(intent(0, nextDigest, pod.Running, 20))
+		b.write(intent(0, nextDigest, pod.Running, 20))
 		b.awaitState(0, pod.StateFailed, 20, "not enough disk space")
 		b.mustKeepPID(0, pid)
 
-		// A restart of the preparer on the full disk changes nothing, and what fills the disk can be stopped.
-		a.stop() // before: a fetch under way gives its room back when it fails
+		a.stop() // before the disk is filled, because a failed fetch frees its space
 		disktest.Fill(t, disk)
 		a = b.start()
 		b.awaitServing()
 		b.awaitState(0, pod.StateFailed, 20, "")
 		b.mustKeepPID(0, pid)
 		disktest.Fill(t, disk)
-		b.tell(intent(0, nextDigest, pod.Stopped, 30))
+		b.write(intent(0, nextDigest, pod.Stopped, 30))
 		b.awaitState(0, pod.StateStopped, 30, "")
 
-		// A stop that cannot be recorded ends the pod all the same. It is confirmed once there is room.
+		// A pod whose tombstone cannot be written stops nevertheless. The stop is confirmed when there is space.
 		if err := os.Remove(filler); err != nil {
 			t.Fatal(err)
 		}
-		b.tell(intent(0, oldDigest, pod.Running, 40))
+		b.write(intent(0, oldDigest, pod.Running, 40))
 		b.awaitReady(0, oldDigest, 40)
 		pid = b.pid(0)
 		a.stop()
@@ -213,14 +221,15 @@ func TestFullDisk(t *testing.T) {
 		if err != nil || len(spares) != 1 {
 			t.Fatalf("%v, %v; want a spare file of the pod's record", spares, err)
 		}
-		if err := os.Truncate(spares[0], 0); err != nil { // as if it had never had its room
+		if err := os.Truncate(spares[0], 0); err != nil { // removes the space that was reserved for the record
 			t.Fatal(err)
 		}
 		disktest.Fill(t, disk)
 		a = b.start()
-		b.tell(intent(0, nextDigest, pod.Stopped, 50))
+		b.write(intent(0, nextDigest, pod.Stopped, 50))
 		b.awaitReality(0, "that the stop cannot be recorded", func(r pod.Reality) bool {
-			return r.State == pod.StateFailed && r.Revision == 40 && strings.Contains(r.Message, "cannot write to its disk")
+			return r.State == pod.StateFailed && r.Revision == 40 &&
+				strings.Contains(r.Message, "cannot write to its disk")
 		})
 		b.eventually(func() error {
 			if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
@@ -232,7 +241,7 @@ func TestFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.awaitState(0, pod.StateStopped, 50, "")
-		b.tell(intent(0, nextDigest, pod.Running, 60))
+		b.write(intent(0, nextDigest, pod.Running, 60))
 		b.awaitReady(0, nextDigest, 60)
 		a.stop()
 	})

@@ -33,20 +33,20 @@ import (
 
 const httpPort = 18080
 
-// bench is one node: a real supervisor, a real Consul, and artifacts that are directories on the disk. What stands in
-// cfg may be changed before start.
+// bench is one node with a real supervisor and Consul, and directories in place of fetched artifacts. A test may change
+// cfg before start.
 type bench struct {
 	t         *testing.T
 	client    *consul.Client
 	store     *store.Store
-	own       *consul.Client // that the preparer's session uses
+	own       *consul.Client // client of the preparer's session
 	keys      *store.Keys
 	runtime   *shim.Client
 	artifacts *artifacts
 	cfg       preparer.Config
 	log       *logBuffer
 	journal   journal
-	current   *preparer.Preparer // the one that was started last
+	current   *preparer.Preparer // the preparer that was started last
 }
 
 func newBench(t *testing.T) *bench {
@@ -63,8 +63,8 @@ func newBenchAt(t *testing.T, client *consul.Client, prefix string) *bench {
 	}
 	b := &bench{t: t, client: client, own: client, keys: keys, store: store.New(client, keys), log: &logBuffer{}}
 	t.Cleanup(func() {
-		if strings.Contains(b.log.text(), "state of a pod cannot follow") {
-			t.Error("a pod changed its state as no row of the table says")
+		if strings.Contains(b.log.text(), "pod has an event that its state does not allow") {
+			t.Error("a pod had an event for which the table of states has no row")
 		}
 		if t.Failed() {
 			t.Logf("log of the preparer:\n%s", b.log.text())
@@ -80,20 +80,23 @@ func newBenchAt(t *testing.T, client *consul.Client, prefix string) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An address and a name of its own for each run of each test, so that ports and services do not collide.
+	// Ports and services of tests that run together must not clash.
 	sum := rand.Uint32()
 	b.cfg = preparer.Config{
 		Node: node.Node{
-			Name: fmt.Sprintf("node-%x", sum), Address: fmt.Sprintf("127.%d.%d.%d", 2+sum>>16&0x7f, sum>>8&0xff, 1+sum%250),
-			Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 10},
+			Name:    fmt.Sprintf("node-%x", sum),
+			Address: fmt.Sprintf("127.%d.%d.%d", 2+sum>>16&0x7f, sum>>8&0xff, 1+sum%250),
+			Labels:  map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 10},
 		},
-		Host: install.Host{Dir: filepath.Join(dir, "node"), Artifacts: b.artifacts, Runtime: b.runtime}, Store: b.store, Services: client.Services, Log: log,
-		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
+		Host:  install.Host{Dir: filepath.Join(dir, "node"), Artifacts: b.artifacts, Runtime: b.runtime},
+		Store: b.store, Services: client.Services, Log: log,
+		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond,
+		RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
 	}
 	return b
 }
 
-// shortDir is a directory whose name leaves room for a socket's.
+// A socket's path must be short.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "preptest-")
@@ -108,7 +111,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// startSupervisor starts a supervisor process; it and everything that it runs end with the test.
+// The supervisor and its processes end with the test.
 func startSupervisor(t *testing.T, dir string) *shim.Client {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], superviseArg, dir)
@@ -122,7 +125,7 @@ func startSupervisor(t *testing.T, dir string) *shim.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = stdin.Close() // this is what ends it
+		_ = stdin.Close() // ends the supervisor
 		<-done
 	})
 	return dialSupervisor(t, dir, "")
@@ -138,18 +141,15 @@ func dialSupervisor(t *testing.T, dir, cgroup string) *shim.Client {
 	return client
 }
 
-// runtimeDir is where the supervisor works.
 func (b *bench) runtimeDir() string { return filepath.Join(filepath.Dir(b.cfg.Dir), "shim") }
 
 func (b *bench) useRuntime(client *shim.Client) { b.runtime, b.cfg.Runtime = client, client }
 
-// agent is a running preparer.
 type agent struct {
 	*preparer.Preparer
-	stop func() // returns when nothing of it runs any more; may be called twice
+	stop func() // ends the preparer and waits for its end; may be called twice
 }
 
-// start runs a preparer under sessions, as the daemon does.
 func (b *bench) start() *agent {
 	b.t.Helper()
 	return b.startWith(func(t preparer.Session) preparer.Session { return t })
@@ -163,7 +163,9 @@ func (b *bench) startWith(wrap func(preparer.Session) preparer.Session) *agent {
 	session.Go(func() {
 		cfg := consul.SessionConfig{
 			Kind: "preparer", Name: b.cfg.Node.Name, TTL: 5 * time.Second, Journal: &b.journal,
-			OnEvent: func(event string, _ *consul.Session, err error) { fmt.Fprintln(b.log, "session event:", event, err) },
+			OnEvent: func(event string, _ *consul.Session, err error) {
+				fmt.Fprintln(b.log, "session event:", event, err)
+			},
 		}
 		err := b.own.RunSession(ctx, cfg, func(ctx context.Context, sess *consul.Session) error {
 			return a.Serve(ctx, wrap(store.New(b.own, b.keys).NodeSession(sess, b.cfg.Node.Name)))
@@ -182,7 +184,6 @@ func (b *bench) startWith(wrap func(preparer.Session) preparer.Session) *agent {
 	return a
 }
 
-// startAlone runs a preparer that has no session.
 func (b *bench) startAlone() *agent {
 	b.t.Helper()
 	p, err := preparer.New(b.cfg)
@@ -214,17 +215,19 @@ func (b *bench) commit(ops ...consul.Op) {
 	}
 }
 
-// sleeper is a manifest of one process that waits; version makes its digest another one.
+// sleeper's digest depends on version.
 func (b *bench) sleeper(version string) manifest.Manifest {
 	return b.pod("exec sleep 1000", version)
 }
 
-// server is a manifest of one process that listens and has an HTTP check.
+// server's process listens and has an HTTP check.
 func (b *bench) server(version string) manifest.Manifest {
 	m := b.pod("exec "+testBinary()+" "+serveArg, version)
-	interval, timeout := field.Duration(time.Second), field.Duration(5*time.Second) // which a busy machine keeps
+	interval, timeout := field.Duration(time.Second), field.Duration(5*time.Second) // enough for a busy machine
 	m.Ports = []manifest.Port{{Name: "http-main", Port: httpPort}}
-	m.Health = &manifest.Health{HTTP: &manifest.HTTPCheck{Port: "http-main", Path: "/"}, Interval: &interval, Timeout: &timeout}
+	m.Health = &manifest.Health{
+		HTTP: &manifest.HTTPCheck{Port: "http-main", Path: "/"}, Interval: &interval, Timeout: &timeout,
+	}
 	return m
 }
 
@@ -241,12 +244,12 @@ func (b *bench) pod(script, version string) manifest.Manifest {
 	return manifest.Manifest{
 		Version: manifest.Version, ID: "web", MinReady: new(field.Duration),
 		Launchables: []manifest.Launchable{{
-			Name: "main", Artifact: b.artifacts.add(b.t, script), Env: map[string]string{"VERSION": version, "NODE_NAME": "forged"}, StopGrace: &grace,
+			Name: "main", Artifact: b.artifacts.add(b.t, script), StopGrace: &grace,
+			Env: map[string]string{"VERSION": version, "NODE_NAME": "forged"},
 		}},
 	}
 }
 
-// upload stores a manifest and returns its digest.
 func (b *bench) upload(m manifest.Manifest) string {
 	b.t.Helper()
 	digest, value := encodeManifest(b.t, m)
@@ -271,11 +274,12 @@ func identity(index int) pod.Identity {
 }
 
 func intent(index int, digest string, state pod.RunState, revision int64) pod.Intent {
-	return pod.Intent{Identity: identity(index), PodID: "web", Digest: digest, State: state, Revision: revision, Replicas: 4}
+	return pod.Intent{
+		Identity: identity(index), PodID: "web", Digest: digest, State: state, Revision: revision, Replicas: 4,
+	}
 }
 
-// tell writes intents.
-func (b *bench) tell(intents ...pod.Intent) {
+func (b *bench) write(intents ...pod.Intent) {
 	b.t.Helper()
 	for _, in := range intents {
 		data, err := json.Marshal(in)
@@ -286,21 +290,22 @@ func (b *bench) tell(intents ...pod.Intent) {
 	}
 }
 
-func (b *bench) forget(index int) {
+func (b *bench) deleteIntent(index int) {
 	b.t.Helper()
 	b.commit(consul.Delete(b.keys.Intents.Key(b.cfg.Node.Name, identity(index).String())))
 }
 
 func (b *bench) reality(index int) (pod.Reality, uint64, error) {
 	var r pod.Reality
-	pair, err := b.client.Get(b.t.Context(), b.keys.Realities.Key(b.cfg.Node.Name, identity(index).String()), consul.Consistent)
+	pair, err := b.client.Get(
+		b.t.Context(), b.keys.Realities.Key(b.cfg.Node.Name, identity(index).String()), consul.Consistent,
+	)
 	if err == nil {
 		err = json.Unmarshal(pair.Value, &r)
 	}
 	return r, pair.ModifyIndex, err
 }
 
-// awaitReality waits for a reality that is as wanted.
 func (b *bench) awaitReality(index int, want string, ok func(pod.Reality) bool) pod.Reality {
 	b.t.Helper()
 	var r pod.Reality
@@ -317,7 +322,6 @@ func (b *bench) awaitReality(index int, want string, ok func(pod.Reality) bool) 
 	return r
 }
 
-// awaitReady waits until the pod is available with a digest and a revision.
 func (b *bench) awaitReady(index int, digest string, revision int64) pod.Reality {
 	b.t.Helper()
 	return b.awaitReality(index, fmt.Sprintf("ready %.12s at %d", digest, revision), func(r pod.Reality) bool {
@@ -348,7 +352,6 @@ func (b *bench) awaitNode(want string, ok func(n node.Node, session string) bool
 	return n
 }
 
-// epoch returns the cluster's.
 func (b *bench) epoch() string {
 	b.t.Helper()
 	rec, err := b.store.EnsureSchema(b.t.Context())
@@ -358,14 +361,14 @@ func (b *bench) epoch() string {
 	return rec.Value.Epoch
 }
 
-// awaitServing waits until the node holds its lock and has seen this world.
 func (b *bench) awaitServing() node.Node {
 	b.t.Helper()
 	epoch := b.epoch()
-	return b.awaitNode("lock and epoch", func(n node.Node, session string) bool { return session != "" && n.Epoch == epoch })
+	return b.awaitNode("lock and epoch", func(n node.Node, session string) bool {
+		return session != "" && n.Epoch == epoch
+	})
 }
 
-// procs returns what the supervisor has of a pod.
 func (b *bench) procs(index int) []runtime.Status {
 	b.t.Helper()
 	all, _, err := b.runtime.Watch(b.t.Context(), 0)
@@ -375,12 +378,14 @@ func (b *bench) procs(index int) []runtime.Status {
 	return slices.DeleteFunc(all, func(s runtime.Status) bool { return s.Spec.Pod != identity(index) })
 }
 
-// pid returns the pid of the pod's only process, which must run. What is left of an earlier one may still be cleared away.
+// The supervisor may still have the record of the pod's earlier process.
 func (b *bench) pid(index int) (pid int) {
 	b.t.Helper()
 	b.eventually(func() error {
 		procs := b.procs(index)
-		alive := slices.DeleteFunc(slices.Clone(procs), func(s runtime.Status) bool { return s.Phase == runtime.Stopped })
+		alive := slices.DeleteFunc(slices.Clone(procs), func(s runtime.Status) bool {
+			return s.Phase == runtime.Stopped
+		})
 		if len(alive) > 1 {
 			b.t.Fatalf("processes %+v, want only one that runs", procs)
 		}
@@ -400,7 +405,7 @@ func (b *bench) mustKeepPID(index, pid int) {
 	}
 }
 
-// services returns the services of the node at the local agent, and whether they pass.
+// services returns which of the node's services pass at the local agent.
 func (b *bench) services() map[string]bool {
 	b.t.Helper()
 	local, err := b.client.Services.LocalServices(b.t.Context(), register.MetaNode, b.cfg.Node.Name)
@@ -424,7 +429,7 @@ func (b *bench) awaitLog(text string) {
 	})
 }
 
-// artifacts makes artifacts out of shell scripts; one that is missing cannot be fetched.
+// artifacts makes artifacts from shell scripts. Those in missing cannot be fetched.
 type artifacts struct {
 	dir     string
 	mu      sync.Mutex
@@ -472,7 +477,6 @@ func (a *artifacts) Ensure(_ context.Context, art manifest.Artifact) (string, er
 	return filepath.Join(a.dir, art.SHA256), nil
 }
 
-// journal keeps incarnations for as long as the test lasts.
 type journal struct {
 	mu  sync.Mutex
 	ids []string

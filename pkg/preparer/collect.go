@@ -13,14 +13,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// minTombstone is how long a tombstone stays however many there are: a farm that is behind writes nothing this old.
+// minTombstone is how long each tombstone is kept, even if there are more than MaxTombstones. After it, no farm can
+// still write an intent from before the stop.
 const minTombstone = 24 * time.Hour
 
-// collector removes what nobody needs any more: what stopped pods left, their tombstones, and artifacts.
 type collector struct{ *kit }
 
-// run removes, now and then until ctx ends, what stopped pods leave behind: first their directories, except for
-// volumes, then their tombstones.
+// run removes the directories of stopped pods, except for volumes, and later their tombstones.
 func (c *collector) run(ctx context.Context) {
 	if !c.awaitReady(ctx) {
 		return
@@ -32,16 +31,16 @@ func (c *collector) run(ctx context.Context) {
 	})
 }
 
-// look touches the disk while anybody may look at the pods, which everything that is reported needs.
+// look uses the disk without the lock on the pods, because every report needs that lock.
 func (c *collector) look(now instant) {
-	c.limiter.Saw("times of tombstones", "wrong times of stops cannot be replaced", c.redate(now))
+	c.limiter.Saw("times of tombstones", "wrong times in tombstones cannot be replaced", c.redate(now))
 	stopped, old := c.collectable(now)
 	for _, e := range stopped {
 		left := c.node.Left(e.id)
 		c.pods.do(func() {
 			switch {
 			case left:
-				c.pods.enqueue(e) // its worker removes it, so that nothing is removed under a pod that starts again
+				c.pods.enqueue(e) // its worker removes them, because the pod may start again meanwhile
 			case e.state == Stopped:
 				c.pods.enter(e, Cleared)
 			}
@@ -55,8 +54,8 @@ func (c *collector) look(now instant) {
 	c.node.ReleaseUsers(c.known)
 }
 
-// collectable returns the pods that have been stopped for long enough, and those whose tombstones may go. Of these no worker
-// begins until forget is done.
+// collectable returns the pods that have been stopped for KeepStopped, and those whose tombstones can be removed. It
+// marks the latter as working, so that no worker begins for them before forget has returned.
 func (c *collector) collectable(now instant) (stopped, old []*entry) {
 	c.pods.do(func() {
 		for _, e := range c.pods.all {
@@ -76,7 +75,7 @@ func (c *collector) collectable(now instant) (stopped, old []*entry) {
 	return stopped, old
 }
 
-// forget removes a tombstone. A pod that was told something meanwhile stays, and gets its worker.
+// forget removes a tombstone. If an intent was accepted meanwhile, it keeps the entry and starts a worker.
 func (c *collector) forget(e *entry) error {
 	err := c.cfg.State.Forget(install.FileName(e.id))
 	c.pods.do(func() {
@@ -95,9 +94,8 @@ func (c *collector) forget(e *entry) error {
 	return err
 }
 
-// redate replaces the times of stops that cannot be by now, in the records and once: else a tombstone would stay until
-// the clock gets there, or would begin to count with each start of a preparer. Of these pods no worker begins
-// meanwhile.
+// redate replaces impossible times in tombstones by the present time. Otherwise a tombstone would stay until the clock
+// reaches its time, or its age would be zero after each start of a preparer. No worker of these pods begins meanwhile.
 func (c *collector) redate(now instant) error {
 	var wrong []*entry
 	c.pods.do(func() {
@@ -126,18 +124,19 @@ func (c *collector) redate(now instant) error {
 	return errors.Join(errs...)
 }
 
-// expired returns the tombstones that may go: those that have stood their time, and the oldest of those that are too many.
+// expired returns the tombstones to remove: those older than KeepTombstones, and the oldest beyond MaxTombstones, but
+// none younger than minTombstone.
 func expired(cfg *Config, now instant, tombs []*entry) []*entry {
 	age := func(e *entry) time.Duration { return stoppedFor(&e.rec, now) }
 	slices.SortFunc(tombs, func(a, b *entry) int { return cmp.Compare(age(b), age(a)) })
 	n := 0
-	for n < len(tombs) && (age(tombs[n]) >= cfg.KeepTombstones || len(tombs)-n > cfg.MaxTombstones && age(tombs[n]) >= minTombstone) {
+	for n < len(tombs) && (age(tombs[n]) >= cfg.KeepTombstones ||
+		len(tombs)-n > cfg.MaxTombstones && age(tombs[n]) >= minTombstone) {
 		n++
 	}
 	return tombs[:n]
 }
 
-// known returns the identities of all pods that the node knows.
 func (c *collector) known() (known map[pod.Identity]bool) {
 	c.pods.do(func() {
 		known = make(map[pod.Identity]bool, len(c.pods.all))
@@ -148,10 +147,10 @@ func (c *collector) known() (known map[pod.Identity]bool) {
 	return known
 }
 
-// LiveArtifacts returns the digests of the artifacts that installed versions need, or one that is being installed. known is
-// false while they cannot all be told, because of a pod whose record was lost.
+// LiveArtifacts returns the digests of the artifacts that installed versions, and versions under installation, need.
+// known is false if the manifest of a pod is not known.
 func (k *kit) LiveArtifacts() (live map[string]bool, known bool) {
-	live, known = map[string]bool{}, true // whoever asks has awaited that all pods are known
+	live, known = map[string]bool{}, true // the caller has called awaitReady
 	k.pods.do(func() {
 		for _, e := range k.pods.all {
 			versions := e.rec.versions()
@@ -165,7 +164,7 @@ func (k *kit) LiveArtifacts() (live map[string]bool, known bool) {
 					continue
 				}
 				for _, l := range m.Launchables {
-					if l.Artifact.Kind == manifest.ArtifactTar {
+					if l.Artifact.IsFetched() {
 						live[l.Artifact.SHA256] = true
 					}
 				}
@@ -175,20 +174,19 @@ func (k *kit) LiveArtifacts() (live map[string]bool, known bool) {
 	return live, known
 }
 
-// Cache looks after the artifacts that are on the node's disk; *artifact.Store is one.
+// Cache manages the artifacts on the node's disk.
 type Cache interface {
-	// Renew fetches an artifact anew that is not whole.
+	// Renew fetches an incomplete artifact again.
 	Renew(ctx context.Context, a manifest.Artifact) error
-	// Prune removes what is too much and not among the live ones, and nothing while those are not known. It returns the
-	// digests that it removed, and how many bytes are left.
+	// Prune removes artifacts that are not live, as long as the cache is too large. If the live artifacts are not
+	// known, it removes none. left is in bytes.
 	Prune(live func() (digests map[string]bool, known bool)) (removed []string, left int64, err error)
 }
 
-// minPruneGap is between two times that the cache is pruned.
 const minPruneGap = 10 * time.Second
 
-// pruneArtifacts keeps the cache small until ctx ends: now and then, and when the pods need other artifacts than before or
-// one could not be fetched, which may be for lack of space.
+// pruneArtifacts prunes the cache regularly, when the pods need other artifacts, and when an artifact could not be
+// fetched, because the disk may be full.
 func (c *collector) pruneArtifacts(ctx context.Context) {
 	if c.cfg.Cache == nil || !c.awaitReady(ctx) {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
-func TestExpiredTombstones(t *testing.T) {
+func TestTombstonesExpireOldestFirst(t *testing.T) {
 	t.Parallel()
 	cfg := Config{KeepTombstones: 30 * 24 * time.Hour, MaxTombstones: 3}
 	now := time.Now()
@@ -29,23 +29,25 @@ func TestExpiredTombstones(t *testing.T) {
 	}{
 		{[]float64{1, 29, 2}, "[]"},
 		{[]float64{1, 30, 31}, "[2 1]"},
-		{[]float64{5, 6, 7, 8, 9}, "[4 3]"},            // two too many: the oldest
-		{[]float64{0.1, 0.2, 0.3, 0.4, 0.5, 2}, "[5]"}, // too many, but none goes within a day
+		{[]float64{5, 6, 7, 8, 9}, "[4 3]"},            // two too many: the two oldest go
+		{[]float64{0.1, 0.2, 0.3, 0.4, 0.5, 2}, "[5]"}, // too many, but none younger than a day goes
 		{[]float64{40, 0.2, 0.3, 0.4, 0.5, 0.6, 3}, "[0 6]"},
 	} {
 		var got []int
-		for _, e := range expired(&cfg, instant{now, proc.Moment{Boot: "this", Up: 400 * 24 * time.Hour}}, tombs(c.days...)) {
+		for _, e := range expired(
+			&cfg, instant{now, proc.Moment{Boot: "this", Up: 400 * 24 * time.Hour}}, tombs(c.days...),
+		) {
 			got = append(got, e.id.Index)
 		}
 		if fmt.Sprint(got) != c.want {
-			t.Errorf("%v days old: %v go, want %s", c.days, got, c.want)
+			t.Errorf("%v days old: %v expire, want %s", c.days, got, c.want)
 		}
 	}
 }
 
-// For how long a pod has been stopped follows from the clock that nobody sets where that tells, and from no time that
-// cannot be.
-func TestStoppedFor(t *testing.T) {
+// If a pod was stopped after the machine's start, the age of the stop comes from the clock that counts since that
+// start. An impossible time is never used.
+func TestAgeOfAStopDespiteWrongClocks(t *testing.T) {
 	t.Parallel()
 	now := instant{time.Now(), proc.Moment{Boot: "this", Up: 40 * time.Hour}}
 	at := func(ago time.Duration) time.Time { return now.wall.Add(-ago) }
@@ -59,19 +61,29 @@ func TestStoppedFor(t *testing.T) {
 		wrong  bool
 	}{
 		"since this start": {at(30 * time.Hour), here, 40 * time.Hour, 30 * time.Hour, false},
-		"the clock was an hour ahead when it stopped":      {at(29 * time.Hour), here, 40 * time.Hour, 30 * time.Hour, false},
-		"the clock was a year ahead when it stopped":       {at(-year), here, 40 * time.Hour, 30 * time.Hour, false},
-		"the clock is a year ahead, or was behind":         {at(year), here, 40 * time.Hour, 30 * time.Hour, false},
-		"the clock had not been set":                       {time.Unix(100, 0), here, 40 * time.Hour, 30 * time.Hour, false},
-		"before this start":                                {at(50 * time.Hour), before, 40 * time.Hour, 50 * time.Hour, false},
-		"a record of a version before":                     {at(50 * time.Hour), nil, 40 * time.Hour, 50 * time.Hour, false},
-		"before this start, ahead":                         {at(-year), before, 40 * time.Hour, 0, true},
-		"before this start, an hour ahead":                 {at(-time.Hour), before, 40 * time.Hour, 0, true},
-		"before this start, as far as clocks differ":       {at(-time.Second), before, 40 * time.Hour, -time.Second, false},
-		"before this start, the clock had not been set":    {time.Unix(100, 0), before, 40 * time.Hour, 0, true},
-		"a record of a version before, without a clock":    {time.Time{}, nil, 40 * time.Hour, 0, true},
-		"before this start, and the clock may be set yet":  {at(month), before, time.Minute, time.Minute, false},
-		"a version before's, and the clock may be set yet": {at(month), nil, time.Minute, time.Minute, false},
+		"the clock was an hour ahead when it stopped": {
+			at(29 * time.Hour), here, 40 * time.Hour, 30 * time.Hour, false,
+		},
+		"the clock was a year ahead when it stopped": {at(-year), here, 40 * time.Hour, 30 * time.Hour, false},
+		"the clock is a year ahead, or was behind":   {at(year), here, 40 * time.Hour, 30 * time.Hour, false},
+		"the clock had not been set": {
+			time.Unix(100, 0), here, 40 * time.Hour, 30 * time.Hour, false,
+		},
+		"before this start": {
+			at(50 * time.Hour), before, 40 * time.Hour, 50 * time.Hour, false,
+		},
+		"a record of an earlier release": {
+			at(50 * time.Hour), nil, 40 * time.Hour, 50 * time.Hour, false,
+		},
+		"before this start, ahead":         {at(-year), before, 40 * time.Hour, 0, true},
+		"before this start, an hour ahead": {at(-time.Hour), before, 40 * time.Hour, 0, true},
+		"before this start, as far as clocks differ": {
+			at(-time.Second), before, 40 * time.Hour, -time.Second, false,
+		},
+		"before this start, the clock had not been set":     {time.Unix(100, 0), before, 40 * time.Hour, 0, true},
+		"of an earlier release, the clock had not been set": {time.Time{}, nil, 40 * time.Hour, 0, true},
+		"before this start, and the clock is not set yet":   {at(month), before, time.Minute, time.Minute, false},
+		"of an earlier release, the clock is not set yet":   {at(month), nil, time.Minute, time.Minute, false},
 	} {
 		rec, now := Record{StoppedAt: &c.at, StoppedMoment: c.moment}, now
 		now.up.Up = c.up
@@ -79,7 +91,8 @@ func TestStoppedFor(t *testing.T) {
 			t.Errorf("%s: for %s, wrong is %t; want %s, %t", name, got, wrong, c.want, c.wrong)
 		}
 	}
-	if first := (Record{}).buried(now); first.buried(thisInstant()).StoppedAt != first.StoppedAt || *first.StoppedMoment != now.up {
+	if first := (Record{}).buried(now); first.buried(thisInstant()).StoppedAt != first.StoppedAt ||
+		*first.StoppedMoment != now.up {
 		t.Errorf("buried twice: %+v", first)
 	}
 	if without := (Record{}).buried(instant{wall: now.wall}); without.StoppedMoment != nil {
@@ -87,23 +100,26 @@ func TestStoppedFor(t *testing.T) {
 	}
 }
 
-// A tombstone from the future, or from before all, has its time replaced once, on the disk, and stands its time from
-// then on.
-func TestTombstonesOfAWrongClock(t *testing.T) {
+// If the time in a tombstone is in the future or long ago, it is replaced once, also on the disk. The tombstone's age
+// counts from then on.
+func TestImpossibleTimesInTombstonesAreReplacedOnce(t *testing.T) {
 	t.Parallel()
 	disk, err := NewDisk(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	now := instant{time.Now(), proc.Moment{Boot: "this", Up: 40 * time.Hour}}
-	c := &collector{&kit{cfg: Config{State: disk, KeepTombstones: 24 * time.Hour, MaxTombstones: 9}, limiter: loop.NewLogLimiter(quiet(t)), pods: newPods(quiet(t))}}
+	c := &collector{&kit{
+		cfg:     Config{State: disk, KeepTombstones: 24 * time.Hour, MaxTombstones: 9},
+		limiter: loop.NewLogLimiter(quiet(t)), pods: newPods(quiet(t)),
+	}}
 	before := &proc.Moment{Boot: "before", Up: time.Hour}
 	for i, at := range []time.Time{now.wall.Add(time.Hour), time.Unix(100, 0), now.wall.Add(-time.Hour)} {
 		rec := sampleRecord(i).buried(now)
 		rec.StoppedAt, rec.StoppedMoment = &at, before
 		c.pods.add(ident(i), rec)
 	}
-	for range 2 { // by the later time nothing is wrong
+	for range 2 { // at the second call no time is wrong
 		if err := c.redate(now); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +128,8 @@ func TestTombstonesOfAWrongClock(t *testing.T) {
 			t.Fatalf("%d records on the disk, want those of the two wrong clocks; %v, %v", len(recs), bad, err)
 		}
 		for _, rec := range recs {
-			if known := c.pods.all[rec.Intent.Identity].rec; !rec.StoppedAt.Equal(now.wall) || *rec.StoppedMoment != now.up || !known.StoppedAt.Equal(*rec.StoppedAt) {
+			if known := c.pods.all[rec.Intent.Identity].rec; !rec.StoppedAt.Equal(now.wall) ||
+				*rec.StoppedMoment != now.up || !known.StoppedAt.Equal(*rec.StoppedAt) {
 				t.Fatalf("%+v, and in memory %+v; want the time of the first look", rec, known)
 			}
 		}
@@ -124,12 +141,11 @@ func TestTombstonesOfAWrongClock(t *testing.T) {
 		tombs = append(tombs, c.pods.all[ident(i)])
 	}
 	if gone := expired(&c.cfg, later, tombs); len(gone) != 2 {
-		t.Errorf("%d of 2 tombstones have stood their time", len(gone))
+		t.Errorf("%d of 2 tombstones have expired", len(gone))
 	}
 }
 
-// Earlier versions stay in the record, so many as are kept, the newest first.
-func TestRecordKeepsVersions(t *testing.T) {
+func TestRecordKeepsTheNewestVersions(t *testing.T) {
 	t.Parallel()
 	var rec Record
 	for n := range 5 {
@@ -148,8 +164,9 @@ func TestRecordKeepsVersions(t *testing.T) {
 	}
 }
 
-// The ports of the version before the last count as the pod's until the last has been available; those of earlier ones never: something else may listen there.
-func TestWhichVersionsMayRun(t *testing.T) {
+// Until the newest version has been available, the one before may still run. Older ones do not, so other programs may
+// use their ports.
+func TestThePreviousVersionMayRunUntilTheNewOneWasAvailable(t *testing.T) {
 	t.Parallel()
 	var rec Record
 	if n := len(rec.live()); n != 0 {

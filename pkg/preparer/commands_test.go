@@ -16,10 +16,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// stubborn writes its pid, and that of a child in a session of its own, and ends by nothing but SIGKILL.
-var stubborn = []string{"/bin/sh", "-c", `trap "" TERM INT HUP; setsid sh -c 'trap "" TERM; while :; do sleep 0.05; done' & echo $$ $!; while :; do sleep 0.05; done`}
+// stubborn prints its pid and the pid of a child in another session. Only SIGKILL ends them.
+var stubborn = []string{
+	"/bin/sh", "-c",
+	`trap "" TERM INT HUP
+	setsid sh -c 'trap "" TERM; while :; do sleep 0.05; done' & echo $$ $!
+	while :; do sleep 0.05; done`,
+}
 
-// commandOf runs the stubborn command in a pod, as an operator does, and returns its processes.
 func (b *bench) commandOf(index int) (pids []int, ended <-chan error) {
 	b.t.Helper()
 	out, outEnd, err := os.Pipe()
@@ -44,25 +48,25 @@ func (b *bench) commandOf(index int) (pids []int, ended <-chan error) {
 	return []int{shell, child}, done
 }
 
-// A command that an operator runs in a pod ends before the pod's stop is confirmed, also where nothing but its guard knows what it
-// has started.
+// All processes of an operator's command in a pod end before the pod's stop is confirmed, even those that only the
+// command's guard knows.
 func TestCommandsEndBeforeAStopIsConfirmed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	m := b.sleeper("1")
 	first := b.upload(m)
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	b.awaitReady(0, first, 10)
 	pids, ended := b.commandOf(0)
 	m.Launchables[0].Env["VERSION"] = "2"
 	second := b.upload(m)
-	b.tell(intent(0, second, pod.Running, 20))
+	b.write(intent(0, second, pod.Running, 20))
 	b.awaitReady(0, second, 20)
 	b.allGone(pids, ended, "the version was replaced")
 
 	pids, ended = b.commandOf(0)
-	b.tell(intent(0, second, pod.Stopped, 30))
+	b.write(intent(0, second, pod.Stopped, 30))
 	b.awaitState(0, pod.StateStopped, 30, "")
 	b.allGone(pids, ended, "the stop was confirmed")
 }
@@ -79,13 +83,13 @@ func (b *bench) allGone(pids []int, ended <-chan error, when string) {
 	}
 }
 
-// What an earlier preparer has started, and whatever holds it up, keeps a stop from being confirmed.
+// Commands of an earlier preparer delay the confirmation of a pod's stop.
 func TestStopWaitsForCommandsOfAnEarlierPreparer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	held := filepath.Join(b.runtimeDir(), "commands", b.procs(0)[0].Spec.ID)
 	if err := os.MkdirAll(filepath.Dir(held), 0o700); err != nil {
@@ -98,7 +102,7 @@ func TestStopWaitsForCommandsOfAnEarlierPreparer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.write(intent(0, digest, pod.Stopped, 20))
 	b.awaitState(0, pod.StateStopping, 20, "killed, and not dead yet")
 	if err := guard.Close(); err != nil {
 		t.Fatal(err)

@@ -12,7 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// trustAlso lets the key of trustOnly sign more pods.
 func (b *bench) trustAlso(policy string) {
 	b.t.Helper()
 	text, err := os.ReadFile(policy)
@@ -34,22 +33,22 @@ func intentOf(podID, digest string, revision int64) pod.Intent {
 	return in
 }
 
-// An intent that gives the pod another name than its manifest does is refused, whether it would install something or not; and
-// what runs goes on under its own name.
-func TestIntentOfAnotherPod(t *testing.T) {
+// An intent with another pod id than its manifest is refused, even if the version is installed. The pod runs on under
+// its own name.
+func TestIntentOfAnotherPodIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	digest := b.upload(b.pod(`echo "$POD_ID" > "$POD_HOME/pod-id"; exec sleep 1000`, "1"))
-	b.tell(intentOf("forged", digest, 10))
+	b.write(intentOf("forged", digest, 10))
 	b.awaitState(0, pod.StateFailed, 10, `the intent's pod_id is "forged", and manifest `)
 	if procs := b.procs(0); len(procs) != 0 {
 		t.Errorf("processes %+v", procs)
 	}
-	b.tell(intentOf("web", digest, 11))
+	b.write(intentOf("web", digest, 11))
 	b.awaitReady(0, digest, 11)
 	pid := b.pid(0)
-	b.tell(intentOf("forged", digest, 12))
+	b.write(intentOf("forged", digest, 12))
 	b.awaitState(0, pod.StateFailed, 12, `the intent's pod_id is "forged", and manifest `)
 	b.mustKeepPID(0, pid)
 	b.killAndAwait(0)
@@ -57,20 +56,20 @@ func TestIntentOfAnotherPod(t *testing.T) {
 		name, err := os.ReadFile(filepath.Join(b.cfg.Dir, "homes", "rc1.main.0", "pod-id"))
 		switch {
 		case err != nil:
-		case len(name) == 0: // the shell has opened it, and is about to write
+		case len(name) == 0: // the shell has opened the file and not written yet
 			err = errors.New("the pod has not written its name yet")
 		case string(name) != "web\n":
 			t.Errorf("the pod was called %q", name)
 		}
 		return err
 	})
-	b.tell(intentOf("web", digest, 13))
+	b.write(intentOf("web", digest, 13))
 	b.awaitReady(0, digest, 13)
 }
 
-// Under a trust policy, whoever may sign one pod does not get the user, home and volumes of another by writing an intent for
-// its identity: not while it runs, not after a stop, and not after its record is gone.
-func TestIdentityStaysWithItsPod(t *testing.T) {
+// Under a trust policy, the signer of one pod cannot get the user, home and volumes of another pod by an intent for its
+// identity: while that pod runs, after its stop, and after its record was lost.
+func TestSignerOfOnePodCannotTakeTheDataOfAnother(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	policy := b.trustOnly("key_ed25519")
@@ -79,30 +78,31 @@ func TestIdentityStaysWithItsPod(t *testing.T) {
 	m := b.sleeper("1")
 	m.Volumes = []manifest.Volume{{Name: "data"}}
 	web, other := b.uploadSigned(m, "key_ed25519"), b.uploadSigned(b.sandbox("1"), "key_ed25519")
-	b.tell(intentOf("web", web, 10))
+	b.write(intentOf("web", web, 10))
 	b.awaitReady(0, web, 10)
 	pid := b.pid(0)
-	const refusal = `user, home and volumes of rc1/main.0 are those of pod "web", and a node with a trust policy does not hand them to pod "sandbox"`
-	b.tell(intentOf("sandbox", other, 20))
+	const refusal = `user, home and volumes of rc1/main.0 are those of pod "web", ` +
+		`and a node with a trust policy does not hand them to pod "sandbox"`
+	b.write(intentOf("sandbox", other, 20))
 	b.awaitState(0, pod.StateFailed, 20, refusal)
 	b.mustKeepPID(0, pid)
 
-	b.tell(intent(0, "", pod.Stopped, 30))
+	b.write(intent(0, "", pod.Stopped, 30))
 	b.awaitState(0, pod.StateStopped, 30, "")
-	b.tell(intentOf("sandbox", other, 40))
+	b.write(intentOf("sandbox", other, 40))
 	b.awaitState(0, pod.StateFailed, 40, refusal)
 
-	// Without the record, the volumes tell.
+	// Without the record, the file beside the volumes has the owner.
 	a.stop()
 	record := filepath.Join(b.cfg.Dir, "pods", "rc1.main.0.json")
 	if err := os.Remove(record); err != nil {
 		t.Fatal(err)
 	}
 	a = b.start()
-	b.tell(intentOf("sandbox", other, 50))
+	b.write(intentOf("sandbox", other, 50))
 	b.awaitState(0, pod.StateFailed, 50, refusal)
 
-	// And without what they tell, nobody knows.
+	// Without both, the owner is not known.
 	a.stop()
 	note := filepath.Join(b.cfg.Dir, "volumes", "rc1.main.0", ".pod-id")
 	for _, file := range []string{record, note} {
@@ -111,18 +111,20 @@ func TestIdentityStaysWithItsPod(t *testing.T) {
 		}
 	}
 	a = b.start()
-	b.tell(intentOf("web", web, 60))
-	b.awaitState(0, pod.StateFailed, 60, "nothing tells which pod left "+filepath.Join(b.cfg.Dir, "homes", "rc1.main.0"))
+	b.write(intentOf("web", web, 60))
+	b.awaitState(
+		0, pod.StateFailed, 60, "no record names the pod that owned "+filepath.Join(b.cfg.Dir, "homes", "rc1.main.0"),
+	)
 	b.writeFile(note, "web\n")
 	b.awaitReady(0, web, 60)
 
-	// A record of before it was noted is told by what is installed.
+	// A record of an earlier release lacks the owner, which then comes from the installed manifest.
 	a.stop()
 	b.dropOwner(record, note)
 	b.start()
-	b.tell(intentOf("sandbox", other, 70))
+	b.write(intentOf("sandbox", other, 70))
 	b.awaitState(0, pod.StateFailed, 70, refusal)
-	b.tell(intentOf("web", web, 80))
+	b.write(intentOf("web", web, 80))
 	b.awaitReady(0, web, 80)
 }
 
@@ -147,17 +149,18 @@ func (b *bench) dropOwner(record, note string) {
 	b.writeFile(record, string(data))
 }
 
-// Without a policy an identity may become another pod.
-func TestIdentityChangesHands(t *testing.T) {
+// Without a trust policy an identity may become another pod.
+func TestIdentityMayBecomeAnotherPodWithoutAPolicy(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	web, other := b.upload(b.sleeper("1")), b.upload(b.sandbox("1"))
-	b.tell(intentOf("web", web, 10))
+	b.write(intentOf("web", web, 10))
 	b.awaitReady(0, web, 10)
-	b.tell(intentOf("sandbox", other, 20))
+	b.write(intentOf("sandbox", other, 20))
 	b.awaitReady(0, other, 20)
-	if name, err := os.ReadFile(filepath.Join(b.cfg.Dir, "volumes", "rc1.main.0", ".pod-id")); err != nil || string(name) != "sandbox\n" {
+	if name, err := os.ReadFile(filepath.Join(b.cfg.Dir, "volumes", "rc1.main.0", ".pod-id")); err != nil ||
+		string(name) != "sandbox\n" {
 		t.Errorf("the volumes are of %q, %v", name, err)
 	}
 }

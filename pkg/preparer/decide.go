@@ -7,51 +7,51 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// IntentSet is what is known of the node's intents.
+// IntentSet is what the node knows about its intents.
 type IntentSet struct {
-	// Known is false until one whole answer was read. Then nothing follows from the absence of anything.
-	Known bool
-	// Intents are those that this build understands.
+	// Known is false until the node has read all its intents. Until then, a missing intent means nothing.
+	Known   bool
 	Intents map[pod.Identity]pod.Intent
-	// Unreadable are the identities whose intent exists and cannot be understood, as after a newer version wrote it.
+	// Unreadable has the identities whose intent this build does not understand, for example from a newer release.
 	Unreadable map[pod.Identity]bool
-	// Stops are the indices of the intents that say `stopped`, or `standby`: the pod counts for no minimum.
+	// Stops has the Consul indices of the intents with `stopped` or `standby`. Their pods are not available for the
+	// minimum.
 	Stops map[pod.Identity]uint64
-	// Shut: whoever wrote an intent may have been a pod, so that none is accepted.
+	// Shut: the node accepts no intent, because pods could have written the intents.
 	Shut bool
 }
 
 // Local is what the node has accepted for one identity.
 type Local struct {
-	Revision int64 // highest accepted
-	Stop     bool  // the accepted intent says stopped
-	Stopped  bool  // and it is durably recorded that nothing of it runs: a tombstone
+	Revision int64 // highest accepted revision
+	Stop     bool  // the accepted intent has state stopped
+	Stopped  bool  // no process runs, and the disk has the tombstone
 }
 
-// Verdict is what one intent, or its absence, means for one identity.
+// Verdict is what an intent, or a missing intent, means for its identity.
 type Verdict string
 
-// The verdicts. None but Accept leads to any process being stopped (P4).
+// The verdicts. Only Accept can stop a process (P4).
 const (
-	NodeShut  Verdict = "bar"     // the intent would be accepted, and the node is shut: the pod stays as it is
-	Ignore    Verdict = "leave"   // nothing can be said; everything stays as it is
-	Accept    Verdict = "accept"  // the intent is newer than everything accepted before: carry it out
-	Unchanged Verdict = "agree"   // the intent is the accepted one
+	NodeShut  Verdict = "bar"     // the intent is new, but the node is shut: the pod stays as it is
+	Ignore    Verdict = "leave"   // the intent is unreadable, or an accepted stop continues
+	Accept    Verdict = "accept"  // the intent is newer than every accepted intent: carry it out
+	Unchanged Verdict = "agree"   // the intent asks for nothing new
 	Orphan    Verdict = "orphan"  // there is no intent: the pod keeps running
-	Ahead     Verdict = "regress" // the intent is older than the accepted one: the pod keeps running as accepted
-	Refuse    Verdict = "refuse"  // the intent wants to run what was stopped at the same or a higher revision
-	Forgotten Verdict = "gone"    // there is no intent, and the pod was stopped: its reality has served its purpose
+	Ahead     Verdict = "regress" // the intent is older than the accepted intent: the pod is not changed
+	Refuse    Verdict = "refuse"  // the intent would run a pod that was stopped at the same or a higher revision
+	Forgotten Verdict = "gone"    // there is no intent, and the pod has stopped: its reality is not needed
 )
 
-// Decision is the verdict on one identity. Intent is the zero value where there is none.
+// Decision is the verdict on one identity. Intent is zero if there is none.
 type Decision struct {
 	ID      pod.Identity
 	Verdict Verdict
 	Intent  pod.Intent
 }
 
-// Decide compares what the node was told with what it has accepted, one decision per identity, in order. From intents
-// that are not known nothing follows.
+// Decide compares the node's intents with what it has accepted. It returns one decision for each identity, in order.
+// While the intents are not known, it returns none.
 func Decide(w IntentSet, local map[pod.Identity]Local) []Decision {
 	if !w.Known {
 		return nil
@@ -80,7 +80,6 @@ func Decide(w IntentSet, local map[pod.Identity]Local) []Decision {
 	return out
 }
 
-// older judges an intent whose revision is not above the accepted one.
 func older(in pod.Intent, l Local) Verdict {
 	switch {
 	case l.Stop && in.State == pod.Running:
@@ -92,13 +91,12 @@ func older(in pod.Intent, l Local) Verdict {
 	}
 }
 
-// absent judges a missing intent.
 func absent(l Local) Verdict {
 	switch {
 	case l.Stopped:
 		return Forgotten
 	case l.Stop:
-		return Ignore // the accepted stop is carried to its end
+		return Ignore // the node completes the accepted stop
 	default:
 		return Orphan
 	}

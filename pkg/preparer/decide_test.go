@@ -12,7 +12,7 @@ import (
 
 func ident(i int) pod.Identity { return pod.Identity{RCID: "rc", Role: "main", Index: i} }
 
-func TestDecide(t *testing.T) {
+func TestVerdictOnEachIntent(t *testing.T) {
 	t.Parallel()
 	running := func(rev int64) *pod.Intent {
 		return &pod.Intent{Identity: ident(0), State: pod.Running, Revision: rev}
@@ -20,7 +20,8 @@ func TestDecide(t *testing.T) {
 	stopped := func(rev int64) *pod.Intent {
 		return &pod.Intent{Identity: ident(0), State: pod.Stopped, Revision: rev}
 	}
-	runs, stopping, buried := &Local{Revision: 5}, &Local{Revision: 5, Stop: true}, &Local{Revision: 5, Stop: true, Stopped: true}
+	runs, stopping := &Local{Revision: 5}, &Local{Revision: 5, Stop: true}
+	buried := &Local{Revision: 5, Stop: true, Stopped: true}
 	for name, c := range map[string]struct {
 		intent     *pod.Intent
 		local      *Local
@@ -58,7 +59,10 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := IntentSet{Known: true, Shut: c.shut, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{ident(0): c.unreadable}}
+			w := IntentSet{
+				Known: true, Shut: c.shut, Intents: map[pod.Identity]pod.Intent{},
+				Unreadable: map[pod.Identity]bool{ident(0): c.unreadable},
+			}
 			local := map[pod.Identity]Local{}
 			if c.intent != nil {
 				w.Intents[ident(0)] = *c.intent
@@ -72,40 +76,45 @@ func TestDecide(t *testing.T) {
 			}
 			w.Known = false
 			if got := Decide(w, local); got != nil {
-				t.Errorf("an unknown world decided %+v", got)
+				t.Errorf("unknown intents led to %+v", got)
 			}
 		})
 	}
 }
 
-func drawWorld(t *rapid.T, label string) IntentSet {
-	w := IntentSet{Known: rapid.Bool().Draw(t, label+" known"), Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}}
+func drawIntents(t *rapid.T, label string) IntentSet {
+	w := IntentSet{
+		Known: rapid.Bool().Draw(t, label+" known"), Intents: map[pod.Identity]pod.Intent{},
+		Unreadable: map[pod.Identity]bool{},
+	}
 	for i := range 4 {
 		switch rapid.IntRange(0, 4).Draw(t, fmt.Sprint(label, " kind ", i)) {
 		case 0, 1: // no intent
 		case 2:
 			w.Unreadable[ident(i)] = true
 		case 3, 4:
+			states := rapid.SampledFrom([]pod.RunState{pod.Running, pod.Stopped})
 			w.Intents[ident(i)] = pod.Intent{
 				Identity: ident(i), Revision: rapid.Int64Range(1, 6).Draw(t, fmt.Sprint(label, " revision ", i)),
-				State: rapid.SampledFrom([]pod.RunState{pod.Running, pod.Stopped}).Draw(t, fmt.Sprint(label, " state ", i)),
+				State: states.Draw(t, fmt.Sprint(label, " state ", i)),
 			}
 		}
 	}
 	return w
 }
 
-// Whatever sequence of worlds a node sees, wiped and restored ones among them: revisions only grow, only a higher
-// `stopped` stops, a tombstone is only left by a higher `running`, and the same world again decides nothing new.
-func TestDecideHistories(t *testing.T) {
+// For every sequence of intents, also after a wipe or a restore: the accepted revision only grows, only a `stopped`
+// with a higher revision stops a pod, only a `running` with a higher revision ends a tombstone, and the same intents
+// change nothing.
+func TestVerdictsInEveryHistoryOfTheStore(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		local := map[pod.Identity]Local{}
 		for step := range rapid.IntRange(1, 12).Draw(t, "steps") {
-			w := drawWorld(t, fmt.Sprint("world ", step))
+			w := drawIntents(t, fmt.Sprint("intents ", step))
 			decisions := Decide(w, local)
 			if !w.Known && decisions != nil {
-				t.Fatalf("an unknown world decided %+v", decisions)
+				t.Fatalf("unknown intents led to %+v", decisions)
 			}
 			for _, d := range decisions {
 				before, known := local[d.ID]
@@ -126,7 +135,7 @@ func TestDecideHistories(t *testing.T) {
 			if third := Decide(w, local); !cmp.Equal(again, third) {
 				t.Fatalf("not the same twice:\n%s", cmp.Diff(again, third))
 			}
-			for id, l := range local { // a stop may be confirmed at any time
+			for id, l := range local { // a stop can be confirmed at any time
 				if l.Stop && rapid.Bool().Draw(t, "confirmed "+id.String()) {
 					l.Stopped = true
 					local[id] = l

@@ -17,7 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// stopAfter returns how long the pod may run without contact, and proc.Never when its manifest does not say.
+// stopAfter returns how long the pod may run without contact to Consul; proc.Never: without limit.
 func stopAfter(m *manifest.Manifest) time.Duration {
 	if m == nil || m.Disconnect == nil || m.Disconnect.StopAfter == nil {
 		return proc.Never
@@ -25,20 +25,21 @@ func stopAfter(m *manifest.Manifest) time.Duration {
 	return m.Disconnect.StopAfter.Or(proc.Never)
 }
 
-// watchConnectivity stops pods that do not run without Consul, and keeps the note of the last contact fresh for their sake. Without such pods there
-// is nothing to do and nothing is written.
+// watchConnectivity stops pods with stop_after that have been without Consul for too long, and renews the contact note.
+// On a node without such pods it writes nothing.
 func (p *Preparer) watchConnectivity(ctx context.Context) {
 	const key = "contact"
 	wait.Each(ctx, p.contact.Changed, func() time.Duration {
 		next, err := p.checkConnectivity()
-		if !p.limiter.Failed(ctx, key, "time of last contact with Consul cannot be noted; pods with disconnect.stop_after stop when that is over, whether Consul is in touch or not", err) && next == proc.Never {
-			next = time.Hour // nothing is due; a change wakes this
+		failed := p.limiter.Failed(ctx, key, "time of the last contact with Consul cannot be written to the disk; "+
+			"pods stop after disconnect.stop_after even if Consul answers", err)
+		if !failed && next == proc.Never {
+			next = time.Hour // nothing is due until a change wakes this loop
 		}
 		return next
 	})
 }
 
-// checkConnectivity does what is due, and returns when something is due again.
 func (p *Preparer) checkConnectivity() (due time.Duration, err error) {
 	now, err := proc.Now()
 	if err != nil {
@@ -52,8 +53,8 @@ func (p *Preparer) checkConnectivity() (due time.Duration, err error) {
 	return min(due, again), err
 }
 
-// stopSilent has those stopped that have been without Consul for too long. It returns the shortest time that a pod allows, and when the next
-// one is to be stopped if the silence goes on.
+// stopSilent stops the pods that have been without Consul for too long. shortest is the shortest time that any pod may
+// be without Consul. due is the time until the next pod must stop if Consul stays silent.
 func (p *Preparer) stopSilent(now proc.Moment) (shortest, due time.Duration) {
 	shortest, due = proc.Never, proc.Never
 	p.pods.do(func() {
@@ -76,29 +77,32 @@ func (p *Preparer) stopSilent(now proc.Moment) (shortest, due time.Duration) {
 	return shortest, due
 }
 
-// watched returns the shortest time after which the supervisor stops one of the processes that run, proc.Never where it stops none. What the pod
-// was told, and what its manifest says by now, does not matter: one that is to stop runs on while it is drained.
+// watched returns the shortest watchdog timeout of the processes, or proc.Never. It does not use the present intent,
+// because a pod with an accepted stop continues to run for a while.
 func watched(procs []runtime.Status) time.Duration {
 	shortest := proc.Never
 	for i := range procs {
-		if dog := procs[i].Spec.Watchdog; dog != nil && procs[i].Phase != runtime.Stopped && procs[i].Phase != runtime.Exited {
+		if dog := procs[i].Spec.Watchdog; dog != nil && !over(&procs[i]) {
 			shortest = min(shortest, dog.Timeout)
 		}
 	}
 	return shortest
 }
 
-// mustNotRun reports whether the pod must not run, because its manifest says that it does not without Consul or because the
-// node's name is lost, and says so.
+func over(s *runtime.Status) bool { return s.Phase == runtime.Stopped || s.Phase == runtime.Exited }
+
+// mustNotRun reports whether the pod must not run, and changes its state accordingly. Connectivity.MayRun decides.
 func (w *worker) mustNotRun(rec *Record) (suspended bool, err error) {
 	after := stopAfter(rec.Installed.Decode())
 	now, err := proc.Now()
-	w.pods.do(func() { // all of it at once, so that an intent that is read now either decides or finds it suspended
+	// Decide and change the state under one lock. So an intent that is read meanwhile comes before the decision, or
+	// after the pod was suspended.
+	w.pods.do(func() {
 		if after != proc.Never || w.nameless(rec) || w.e.decided.outdated {
 			if err != nil {
 				return
 			}
-			w.contact.Changed.Raise() // the note of the last contact may be needed from now on
+			w.contact.Changed.Raise() // from now on the contact note may be needed
 			suspended = !w.connectivityOf(w.e, now).MayRun(after)
 		}
 		if err = nil; !suspended {
@@ -106,19 +110,20 @@ func (w *worker) mustNotRun(rec *Record) (suspended bool, err error) {
 			return
 		}
 		if w.e.state != Suspended {
-			w.logChange(w.e, "hold back "+w.without(rec, w.e.decided.outdated), obs.Fields{fieldRevision: w.e.rec.Intent.Revision})
+			w.logChange(w.e, "hold back "+w.without(rec, w.e.decided.outdated), obs.Fields{
+				fieldRevision: w.e.rec.Intent.Revision,
+			})
 		}
 		w.pods.enter(w.e, Barred)
 	})
 	return suspended, err
 }
 
-// nameless reports whether the pod is one that the loss of the node's name has stopped, or is to.
 func (w *worker) nameless(rec *Record) bool {
 	return !w.e.id.Local() && (w.name.Lost() || rec.AwaitsIntent)
 }
 
-// without says what a pod that is suspended lacks.
+// without returns what a suspended pod lacks, for logs.
 func (w *worker) without(rec *Record, outdated bool) string {
 	switch {
 	case w.nameless(rec):
@@ -130,11 +135,12 @@ func (w *worker) without(rec *Record, outdated bool) string {
 	}
 }
 
-// enforcesStopAfter reports whether whatever runs here of pods with stop_after, and what is started next, is stopped by its supervisor too. The
-// caller is in pods.do.
+// enforcesStopAfter reports whether the supervisor, without a preparer, stops each process of pods with stop_after,
+// also processes that start later. Call it only inside pods.do.
 func (p *Preparer) enforcesStopAfter(procs []runtime.Status) bool {
-	if !p.allKnown() || !p.cfg.Runtime.Watchdogs() || slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Phase == runtime.Unknown }) {
-		return false // what is unknown may be of any pod
+	unknown := func(s runtime.Status) bool { return s.Phase == runtime.Unknown }
+	if !p.allKnown() || !p.cfg.Runtime.Watchdogs() || slices.ContainsFunc(procs, unknown) {
+		return false // an unknown process may belong to any pod
 	}
 	for _, e := range p.pods.all {
 		for i := range e.procs {
@@ -146,38 +152,39 @@ func (p *Preparer) enforcesStopAfter(procs []runtime.Status) bool {
 	return true
 }
 
-// sayEnforces has the node's record say whether its supervisor enforces stop_after. One that does not answer may not run. The caller is in pods.do.
-func (p *Preparer) sayEnforces(enforces bool) {
+// setEnforces stores what enforcesStopAfter returned. If the supervisor does not answer, the caller passes false,
+// because perhaps no supervisor runs. Call it only inside pods.do.
+func (p *Preparer) setEnforces(enforces bool) {
 	if p.enforces != enforces {
 		p.enforces = enforces
 		p.pods.record.Raise()
 	}
 }
 
-// enforced reports whether a process stops by itself if it must: it was started so, does not run, or is of a pod that may run on. What it was
-// started from may not be known.
+// enforced reports whether the supervisor alone stops the process in time: it has a watchdog, does not run any more, or
+// its pod has no stop_after. The manifest may be unknown, so enforced uses the specification.
 func enforced(s *runtime.Status) bool {
-	if s.Phase == runtime.Stopped || s.Phase == runtime.Exited {
-		return true
-	}
-	return s.Spec.Watchdog != nil || !s.Spec.StartSuspended // who has stop_after is started so
+	return over(s) || s.Spec.Watchdog != nil || !s.Spec.StartSuspended // processes with stop_after start suspended
 }
 
-// errSuspended says that a pod does not run, and that nothing needs to be done about it.
-var errSuspended = errors.New("suspended until Consul is in touch")
+// errSuspended means that no process of the suspended pod runs, and its worker has nothing to do.
+var errSuspended = errors.New("suspended until Consul answers")
 
-// suspend stops what runs of a pod that must not, and returns errSuspended when nothing runs.
+// suspend stops the processes of a pod that must not run. It returns errSuspended when none runs.
 func (w *worker) suspend(ctx context.Context, rec *Record) error {
 	nameless, outdated := w.nameless(rec), false
 	w.pods.do(func() { outdated = w.e.decided.outdated })
-	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); starts when its intent is read again", stopAfter(rec.Installed.Decode()))
+	message := fmt.Sprintf("does not run without contact to Consul (disconnect.stop_after: %s); "+
+		"starts when its intent is read again", stopAfter(rec.Installed.Decode()))
 	if outdated {
-		message = "its intent is of another epoch, and it may run elsewhere; starts when its owner has made sure of that and told it anew"
+		message = "its intent is of another epoch, and it may run elsewhere; " +
+			"starts when its owner has ruled that out and writes a new intent"
 	}
 	var noted error
 	if nameless {
 		message = "stopped when the node's name was taken over from this host; starts when its intent is read again"
-		// A successor must know, also when the name is ours again. A disk that does not take it keeps nothing running.
+		// The next preparer must know this, even if the node has its name back by then. If the save fails, the pod
+		// stops nevertheless.
 		rec.AwaitsIntent = true
 		var saved Record
 		if saved, noted = w.save(*rec); noted == nil {

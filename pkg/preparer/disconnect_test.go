@@ -22,7 +22,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// stopsAfter returns a manifest of one process that stops by itself without Consul.
 func (b *bench) stopsAfter(d time.Duration) manifest.Manifest {
 	m := b.sleeper("stops " + d.String())
 	after := field.Duration(d)
@@ -30,7 +29,6 @@ func (b *bench) stopsAfter(d time.Duration) manifest.Manifest {
 	return m
 }
 
-// awaitPhase waits until the pod's only process is in a phase.
 func (b *bench) awaitPhase(index int, want runtime.Phase) {
 	b.t.Helper()
 	b.eventually(func() error {
@@ -41,14 +39,14 @@ func (b *bench) awaitPhase(index int, want runtime.Phase) {
 	})
 }
 
-// Out of touch with Consul, a pod with stop_after stops by itself, others run on; back in touch it starts again, under the
-// same intent.
-func TestStopWithoutContact(t *testing.T) {
+// Without contact to Consul, only pods with stop_after stop. When Consul answers again, they start under the same
+// intent.
+func TestOnlyPodsWithStopAfterStopWithoutContact(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	lone, other := b.upload(b.stopsAfter(300*time.Millisecond)), b.upload(b.sleeper("1"))
-	b.tell(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
+	b.write(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
 	b.awaitReady(0, lone, 10)
 	b.awaitReady(1, other, 10)
 	pid := b.pid(1)
@@ -60,7 +58,7 @@ func TestStopWithoutContact(t *testing.T) {
 	b.awaitLog("stop without contact to Consul")
 	alone.stop()
 
-	b.startAlone().stop() // another start in the silence changes nothing
+	b.startAlone().stop() // another start of the preparer without Consul changes nothing
 	b.awaitPhase(0, runtime.Stopped)
 
 	b.start()
@@ -69,13 +67,13 @@ func TestStopWithoutContact(t *testing.T) {
 	b.mustKeepPID(1, pid)
 }
 
-// A session is no contact before it has the node's lock: farms count from when that was free.
+// A session without the node's lock is no contact, because for farms the node is dead while its lock is free.
 func TestASessionWithoutTheLockIsNoContact(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	lone, other := b.upload(b.stopsAfter(300*time.Millisecond)), b.upload(b.sleeper("1"))
-	b.tell(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
+	b.write(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
 	b.awaitReady(0, lone, 10)
 	b.awaitReady(1, other, 10)
 	pid := b.pid(1)
@@ -90,18 +88,19 @@ func TestASessionWithoutTheLockIsNoContact(t *testing.T) {
 	b.mustKeepPID(1, pid)
 }
 
-// A restart of the preparer is no silence, however long ago the contact was noted: it gets the time to find Consul.
+// A restarted preparer first has some time to reach Consul, however long ago the last contact was.
 func TestLongRestartStopsNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	digest := b.upload(b.stopsAfter(20 * time.Second))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	before := b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	a.stop()
 	const silence = 25 * time.Second
-	// It is longer than stop_after. Where the machine is younger, the last contact would be before its start.
+	// silence is longer than stop_after. The machine must be up for longer, so that the last contact is after its
+	// start.
 	b.eventually(func() error {
 		now, err := proc.Now()
 		if err == nil && now.Up <= silence {
@@ -112,14 +111,13 @@ func TestLongRestartStopsNothing(t *testing.T) {
 	b.setContact(func(m *proc.Moment) { m.Up = max(1, m.Up-silence) })
 
 	b.start()
-	b.tell(intent(0, digest, pod.Running, 20))
+	b.write(intent(0, digest, pod.Running, 20))
 	if r := b.awaitReady(0, digest, 20); !r.Since.Equal(before.Since) {
 		t.Errorf("reality %+v, before %+v", r, before)
 	}
 	b.mustKeepPID(0, pid)
 }
 
-// setContact changes the note of the last contact.
 func (b *bench) setContact(change func(*proc.Moment)) {
 	b.t.Helper()
 	path := filepath.Join(b.cfg.Dir, "contact.json")
@@ -140,13 +138,13 @@ func (b *bench) setContact(change func(*proc.Moment)) {
 	}
 }
 
-// After a restart of the machine a pod with stop_after waits for its intent; others do not wait for Consul.
-func TestRebootWaitsForContact(t *testing.T) {
+// After a restart of the machine only pods with stop_after wait for Consul.
+func TestOnlyPodsWithStopAfterWaitForConsulAfterAReboot(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	lone, other := b.upload(b.stopsAfter(time.Hour)), b.upload(b.sleeper("1"))
-	b.tell(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
+	b.write(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
 	b.awaitReady(0, lone, 10)
 	b.awaitReady(1, other, 10)
 	a.stop()
@@ -161,7 +159,7 @@ func TestRebootWaitsForContact(t *testing.T) {
 	b.awaitReady(0, lone, 10)
 }
 
-// reboot leaves the node as a restart of the machine does: nothing of its pods runs, and the clock has begun anew.
+// reboot ends these pods' processes, and makes the contact note one of an earlier boot.
 func (b *bench) reboot(indices ...int) {
 	b.t.Helper()
 	for _, i := range indices {
@@ -174,13 +172,14 @@ func (b *bench) reboot(indices ...int) {
 	b.setContact(func(m *proc.Moment) { m.Boot = "an earlier one" })
 }
 
-// gatedIntents gives the intents once it is opened.
 type gatedIntents struct {
 	preparer.Store
 	open chan struct{}
 }
 
-func (g *gatedIntents) WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error {
+func (g *gatedIntents) WatchIntents(
+	ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error,
+) error {
 	select {
 	case <-g.open:
 		return g.Store.WatchIntents(ctx, node, onError, deliver)
@@ -189,7 +188,6 @@ func (g *gatedIntents) WatchIntents(ctx context.Context, node string, onError fu
 	}
 }
 
-// gatedRuntime tells what it has once it is opened.
 type gatedRuntime struct {
 	runtime.Runtime
 	open chan struct{}
@@ -204,15 +202,15 @@ func (g *gatedRuntime) Watch(ctx context.Context, cursor uint64) ([]runtime.Stat
 	}
 }
 
-// After a restart of the machine, a session, and even the node's lock, is not enough for a pod with stop_after: it may have
-// been started elsewhere, which only its intent can tell. Nor is it enough that the intents were read, if its own is not there.
-func TestRebootWaitsForIntent(t *testing.T) {
+// After a restart of the machine, a pod with stop_after starts only when its own intent was read. A session, the lock,
+// or a missing intent is not enough, because the pod may have been started elsewhere.
+func TestPodsWithStopAfterWaitForTheirIntentAfterAReboot(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	lone := b.upload(b.stopsAfter(time.Hour))
 	for i := range 3 {
-		b.tell(intent(i, lone, pod.Running, 10))
+		b.write(intent(i, lone, pod.Running, 10))
 	}
 	for i := range 3 {
 		b.awaitReady(i, lone, 10)
@@ -221,32 +219,36 @@ func TestRebootWaitsForIntent(t *testing.T) {
 	a.stop()
 	b.reboot(0, 1, 2)
 
-	intents, procs := &gatedIntents{Store: b.store, open: make(chan struct{})}, &gatedRuntime{Runtime: b.runtime, open: make(chan struct{})}
+	intents := &gatedIntents{Store: b.store, open: make(chan struct{})}
+	procs := &gatedRuntime{Runtime: b.runtime, open: make(chan struct{})}
 	b.cfg.Store, b.cfg.Runtime = intents, procs
 	b.start()
-	b.awaitNode("the lock", func(n node.Node, session string) bool { return session != "" && n.Incarnation != before.Incarnation })
-	close(procs.open) // from here on pods are looked at
+	b.awaitNode("the lock", func(n node.Node, session string) bool {
+		return session != "" && n.Incarnation != before.Incarnation
+	})
+	close(procs.open) // from here on workers reconcile the pods
 	for i := range 3 {
 		b.awaitSuspended(i)
 	}
-	b.forget(1)
-	b.tell(intent(2, lone, pod.Stopped, 11))
+	b.deleteIntent(1)
+	b.write(intent(2, lone, pod.Stopped, 11))
 	close(intents.open)
 	b.awaitReady(0, lone, 10)
 	b.awaitState(1, pod.StatePending, 10, "orphaned")
 	b.awaitState(2, pod.StateStopped, 11, "")
 	b.awaitPhase(1, runtime.Stopped)
 
-	b.tell(intent(1, lone, pod.Running, 10)) // the same one is back
+	b.write(intent(1, lone, pod.Running, 10)) // the same intent again
 	b.awaitReady(1, lone, 10)
 }
 
-// awaitSuspended waits until the preparer has said that it does not start a pod.
+// awaitSuspended waits for the log line that a pod is not started.
 func (b *bench) awaitSuspended(index int) {
 	b.t.Helper()
 	b.eventually(func() error {
 		for line := range strings.Lines(b.log.text()) {
-			if strings.Contains(line, "hold back without contact to Consul") && strings.Contains(line, identity(index).String()) {
+			if strings.Contains(line, "hold back without contact to Consul") &&
+				strings.Contains(line, identity(index).String()) {
 				return nil
 			}
 		}
@@ -254,28 +256,29 @@ func (b *bench) awaitSuspended(index int) {
 	})
 }
 
-// What a node holds back is listed as an orphan that does not run; what runs says so.
-func TestOrphansSayWhetherTheyRun(t *testing.T) {
+// The list of orphans shows which run, and which the node does not start.
+func TestTheListOfOrphansSaysWhichOnesRun(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.commit(consul.Set(b.keys.Gate.Key(), fmt.Appendf(nil, `{"version":%q}`, feature.Known.Named("ordered").Since)))
 	a := b.start()
 	lone, other := b.upload(b.stopsAfter(time.Hour)), b.upload(b.sleeper("1"))
-	b.tell(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
+	b.write(intent(0, lone, pod.Running, 10), intent(1, other, pod.Running, 10))
 	b.awaitReady(0, lone, 10)
 	b.awaitReady(1, other, 10)
 	before := b.awaitServing()
 	a.stop()
 	b.reboot(0)
-	b.forget(0)
-	b.forget(1)
+	b.deleteIntent(0)
+	b.deleteIntent(1)
 	b.start()
 	b.awaitNode("two orphans, of which one runs", func(n node.Node, session string) bool {
-		return session != "" && n.Incarnation != before.Incarnation && len(n.Orphans) == 2 && !n.Orphans[0].Runs && n.Orphans[1].Runs
+		return session != "" && n.Incarnation != before.Incarnation &&
+			len(n.Orphans) == 2 && !n.Orphans[0].Runs && n.Orphans[1].Runs
 	})
 }
 
-// What the gate does not allow yet is said as soon as it does, by a node that has nothing else to write, too.
+// When the version gate allows more fields, the node writes them to its record.
 func TestARaisedGateCompletesTheNodesRecord(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -287,7 +290,7 @@ func TestARaisedGateCompletesTheNodesRecord(t *testing.T) {
 	gate(feature.Oldest)
 	b.start()
 	if n := b.awaitServing(); n.TTL != 0 || n.EnforcesStopAfter {
-		t.Fatalf("under the oldest gate it says %+v", n)
+		t.Fatalf("under the oldest gate the node's record is %+v", n)
 	}
 	gate(feature.Known.Named("ordered").Since)
 	b.awaitNode("what the gate allows now", func(n node.Node, session string) bool {
@@ -295,27 +298,27 @@ func TestARaisedGateCompletesTheNodesRecord(t *testing.T) {
 	})
 }
 
-// A pod that does not run starts only by an intent of the present epoch, where its intent names one: an older store says what was true once. What runs is
-// left alone.
+// An intent of another epoch than the cluster's starts no pod, because it may be wrong by now. Running pods continue to
+// run.
 func TestAnIntentOfAnotherEpochStartsNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	lone, other := b.upload(b.stopsAfter(time.Hour)), b.upload(b.sleeper("1"))
-	told := func(index int, digest string, revision int64, epoch string) pod.Intent {
+	inEpoch := func(index int, digest string, revision int64, epoch string) pod.Intent {
 		in := intent(index, digest, pod.Running, revision)
 		in.Epoch = epoch
 		return in
 	}
 	now := b.awaitServing().Epoch
-	b.tell(told(0, lone, 10, now), told(1, lone, 10, now))
+	b.write(inEpoch(0, lone, 10, now), inEpoch(1, lone, 10, now))
 	b.awaitReady(0, lone, 10)
 	b.awaitReady(1, lone, 10)
 	a.stop()
 	b.reboot(0)
 	a = b.start()
-	b.awaitReady(0, lone, 10) // after a restart of the machine in the same epoch it starts as ever
-	b.tell(told(1, lone, 11, "another"))
+	b.awaitReady(0, lone, 10) // in the same epoch it starts after a reboot
+	b.write(inEpoch(1, lone, 11, "another"))
 	pid := b.pid(1)
 	b.awaitReady(1, lone, 11)
 	b.mustKeepPID(1, pid)
@@ -325,12 +328,12 @@ func TestAnIntentOfAnotherEpochStartsNothing(t *testing.T) {
 	b.start()
 	b.awaitState(1, pod.StatePending, 11, "another epoch")
 	b.awaitPhase(1, runtime.Stopped)
-	b.tell(told(2, other, 10, "another")) // one that was never here, and that needs no contact
+	b.write(inEpoch(2, other, 10, "another")) // a new pod without stop_after
 	b.awaitState(2, pod.StatePending, 10, "another epoch")
 	if procs := b.procs(2); len(procs) > 0 {
 		t.Errorf("it was started: %+v", procs)
 	}
-	b.tell(told(1, lone, 12, now), told(2, other, 12, now))
+	b.write(inEpoch(1, lone, 12, now), inEpoch(2, other, 12, now))
 	b.awaitReady(1, lone, 12)
 	b.awaitReady(2, other, 12)
 }

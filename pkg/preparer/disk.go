@@ -5,7 +5,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
-// NewDisk opens the directory of the node's records, one JSON file for each identity, and makes it if needed. It belongs to one daemon (R11).
+// NewDisk opens the directory of the pods' records, and makes it if it is missing. It belongs to one daemon (R11).
 func NewDisk(dir string) (*durable.Files[Record], error) {
 	files := &durable.Files[Record]{
 		Dir: dir, What: "pod record", Check: (*Record).Check,

@@ -21,10 +21,14 @@ func sampleRecord(index int) Record {
 	return Record{
 		Version: RecordVersion,
 		Intent: pod.Intent{
-			Identity: pod.Identity{RCID: "rc", Role: "main", Index: index}, PodID: "web", Digest: digest, State: pod.Running, Revision: 7,
+			Identity: pod.Identity{RCID: "rc", Role: "main", Index: index},
+			PodID:    "web", Digest: digest, State: pod.Running, Revision: 7,
 		},
-		Installed: &install.Installed{Digest: digest, Revision: 6, Manifest: []byte(`{"version":1,"id":"web","launchables":null}`), Ports: map[string]int{"http": 80}},
-		Service:   "s", Ready: "r",
+		Installed: &install.Installed{
+			Digest: digest, Revision: 6, Manifest: []byte(`{"version":1,"id":"web","launchables":null}`),
+			Ports: map[string]int{"http": 80},
+		},
+		Service: "s", Ready: "r",
 	}
 }
 
@@ -69,7 +73,7 @@ func TestDiskSetsGarbageAside(t *testing.T) {
 	for name, content := range map[string]string{
 		"half.main.0.json":    string(good[:len(good)/2]),
 		"empty.main.0.json":   "",
-		"rc.main.9.json":      string(good), // about another pod
+		"rc.main.9.json":      string(good), // the record of another pod
 		"newer.main.0.json":   strings.Replace(string(good), `"version":1`, `"version":2`, 1),
 		"rc.main.1.json.tmp":  string(good),
 		"rc.main.2.json.note": "not ours",
@@ -95,24 +99,27 @@ func TestDiskSetsGarbageAside(t *testing.T) {
 	if _, bad, err = disk.Load(); err != nil || len(bad) > 0 {
 		t.Errorf("loaded again: %v, %v", bad, err)
 	}
-	if names, err := filepath.Glob(filepath.Join(dir, "*"+durable.TempSuffix)); err != nil || slices.ContainsFunc(names, func(string) bool { return true }) {
+	if names, err := filepath.Glob(filepath.Join(dir, "*"+durable.TempSuffix)); err != nil ||
+		slices.ContainsFunc(names, func(string) bool { return true }) {
 		t.Errorf("leftovers %v (%v)", names, err)
 	}
 }
 
-// What the disk does not give of one record is set aside like garbage, and the others are known. A disk that gives none is broken: nothing
-// is set aside, and nobody starts without knowing what the node was told.
-func TestDiskThatCannotBeRead(t *testing.T) {
+// Unreadable records are set aside, and the others loaded. If none can be read, the disk is broken: nothing is set
+// aside, and the preparer does not start.
+func TestDiskWithoutReadableRecordsIsAnError(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	disk, err := NewDisk(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(disk.Path(install.FileName(ident(1))), 0o700); err != nil { // reading it fails (EISDIR), for root too
+	// A read of a directory fails with EISDIR, for root too.
+	if err := os.Mkdir(disk.Path(install.FileName(ident(1))), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if records, bad, err := disk.Load(); !errors.Is(err, syscall.EISDIR) || !strings.Contains(err.Error(), disk.Path(install.FileName(ident(1)))) || len(records)+len(bad) > 0 {
+	if records, bad, err := disk.Load(); !errors.Is(err, syscall.EISDIR) ||
+		!strings.Contains(err.Error(), disk.Path(install.FileName(ident(1)))) || len(records)+len(bad) > 0 {
 		t.Errorf("loaded %v and %v, %v; want an error that names the file", records, bad, err)
 	}
 	if kept, err := filepath.Glob(filepath.Join(dir, "*"+durable.AsideSuffix)); err != nil || len(kept) > 0 {
@@ -122,10 +129,12 @@ func TestDiskThatCannotBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	records, bad, err := disk.Load()
-	if err != nil || len(records) != 1 || len(bad) != 1 || !errors.Is(bad[0], syscall.EISDIR) || !strings.Contains(bad[0].Error(), disk.Path(install.FileName(ident(1)))) {
+	if err != nil || len(records) != 1 || len(bad) != 1 || !errors.Is(bad[0], syscall.EISDIR) ||
+		!strings.Contains(bad[0].Error(), disk.Path(install.FileName(ident(1)))) {
 		t.Errorf("loaded %v and %v, %v; want one of each", records, bad, err)
 	}
-	if kept, err := filepath.Glob(disk.Path(install.FileName(ident(1))) + ".*" + durable.AsideSuffix); err != nil || len(kept) != 1 {
+	if kept, err := filepath.Glob(disk.Path(install.FileName(ident(1))) + ".*" + durable.AsideSuffix); err != nil ||
+		len(kept) != 1 {
 		t.Errorf("set aside %v (%v)", kept, err)
 	}
 	if records, bad, err := disk.Load(); err != nil || len(bad) > 0 || len(records) != 1 {

@@ -15,8 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
-// What an operator waits for stands in the reality: each slow hook, and processes that use their grace.
-func TestRealitySaysWhatIsWaitedFor(t *testing.T) {
+// A pod's report names each slow hook, and processes that take long to stop.
+func TestTheReportNamesWhatTheNodeWaitsFor(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -35,7 +35,8 @@ func TestRealitySaysWhatIsWaitedFor(t *testing.T) {
 		grace := field.Duration(time.Minute)
 		m.Launchables[0].StopGrace, m.Hooks = &grace, &manifest.Hooks{}
 		for name, hook := range map[string]**manifest.Hook{
-			"after_install": &m.Hooks.AfterInstall, "before_launch": &m.Hooks.BeforeLaunch, "before_stop": &m.Hooks.BeforeStop,
+			"after_install": &m.Hooks.AfterInstall, "before_launch": &m.Hooks.BeforeLaunch,
+			"before_stop": &m.Hooks.BeforeStop,
 		} {
 			b.addProgram(m, "bin/"+name, waits(name))
 			*hook = &manifest.Hook{Path: "bin/" + name}
@@ -47,17 +48,17 @@ func TestRealitySaysWhatIsWaitedFor(t *testing.T) {
 		t.Helper()
 		b.awaitState(0, state, revision, message)
 	}
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	await(pod.StateInstalling, 10, "hook after_install runs: main:bin/after_install")
 	pass("after_install-1")
 	await(pod.StateStarting, 10, "hook before_launch runs")
 	pass("before_launch-1")
 	if r := b.awaitReady(0, first, 10); r.Message != "" {
-		t.Errorf("ready, and waits for %q", r.Message)
+		t.Errorf("a ready pod has the message %q", r.Message)
 	}
 
 	pass("after_install-2")
-	b.tell(intent(0, second, pod.Running, 20))
+	b.write(intent(0, second, pod.Running, 20))
 	await(pod.StateStarting, 20, "hook before_stop runs: main:bin/before_stop")
 	pass("before_stop-1")
 	await(pod.StateStarting, 20, "waiting for main to stop, its grace is 1m0s")
@@ -66,17 +67,16 @@ func TestRealitySaysWhatIsWaitedFor(t *testing.T) {
 	pass("before_launch-2")
 	b.awaitReady(0, second, 20)
 
-	b.tell(intent(0, second, pod.Stopped, 30))
+	b.write(intent(0, second, pod.Stopped, 30))
 	await(pod.StateStopping, 30, "hook before_stop runs")
 	pass("before_stop-2")
 	await(pod.StateStopping, 30, "waiting for main to stop, its grace is 1m0s")
 	pass("process-2")
-	if r := b.awaitReality(0, "stopped", func(r pod.Reality) bool { return r.State == pod.StateStopped }); r.Message != "" {
-		t.Errorf("stopped, and waits for %q", r.Message)
+	if r := b.awaitState(0, pod.StateStopped, 30, ""); r.Message != "" {
+		t.Errorf("a stopped pod has the message %q", r.Message)
 	}
 }
 
-// gatedManifests gives manifests once it is opened.
 type gatedManifests struct {
 	preparer.Store
 	open chan struct{}
@@ -91,19 +91,21 @@ func (g *gatedManifests) SignedManifest(ctx context.Context, digest string) (*ma
 	}
 }
 
-// A pod that is pending says what it waits for, from the first report on.
-func TestPendingSaysWhy(t *testing.T) {
+// From its first report on, a pending pod's report has what the pod waits for.
+func TestTheReportOfAPendingPodSaysWhy(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	manifests := &gatedManifests{Store: b.store, open: make(chan struct{})}
 	b.cfg.Store = manifests
 	b.start()
 	gates := t.TempDir()
-	m := b.pod(`trap 'while ! [ -e `+gates+`/process ]; do sleep 0.02; done; exit 0' TERM; while :; do sleep 0.02; done`, "1")
+	m := b.pod(
+		`trap 'while ! [ -e `+gates+`/process ]; do sleep 0.02; done; exit 0' TERM; while :; do sleep 0.02; done`, "1",
+	)
 	grace := field.Duration(time.Minute)
 	m.Launchables[0].StopGrace = &grace
 	first, second := b.upload(m), b.upload(b.sleeper("2"))
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	r := b.awaitReality(0, "its first report", func(pod.Reality) bool { return true })
 	if r.State != pod.StatePending || r.Message == "" {
 		t.Errorf("the first report is %s, %q", r.State, r.Message)
@@ -112,10 +114,10 @@ func TestPendingSaysWhy(t *testing.T) {
 	close(manifests.open)
 	b.awaitReady(0, first, 10)
 
-	// What is accepted in the middle of a stop waits for its end, and says so.
-	b.tell(intent(0, first, pod.Stopped, 20))
+	// A pod whose intent came during a stop waits for the end of the stop.
+	b.write(intent(0, first, pod.Stopped, 20))
 	b.awaitState(0, pod.StateStopping, 20, "waiting for main to stop")
-	b.tell(intent(0, second, pod.Running, 30))
+	b.write(intent(0, second, pod.Running, 30))
 	b.awaitReality(0, "what the next revision waits for", func(r pod.Reality) bool {
 		if r.State == pod.StatePending && r.Message == "" {
 			t.Errorf("pending without a reason: %+v", r)

@@ -14,7 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// doors are what pods may do at Consul, as a test has it.
 type doors struct {
 	mu    sync.Mutex
 	open  []string
@@ -43,19 +42,21 @@ func (d *doors) questions() int {
 
 func (b *bench) awaitDoors(want string, shut bool) {
 	b.t.Helper()
-	b.awaitNode("what pods may do at Consul: "+want, func(n node.Node, _ string) bool { return n.Anonymous == want && n.Shut == shut })
+	b.awaitNode("what pods may do at Consul: "+want, func(n node.Node, _ string) bool {
+		return n.Anonymous == want && n.Shut == shut
+	})
 }
 
-// Where pods can write intents, a node that keeps them apart strictly takes none: what runs goes on, is started again, and is reported, the node
-// says that it has seen this world, and no stop is carried out either. It begins where nobody knows, and ends by itself.
-func TestShut(t *testing.T) {
+// While pods can write intents, a strict node accepts no intent, not even a stop. Its pods are kept running and
+// reported, and it still echoes the epoch. Afterwards it accepts intents again.
+func TestAShutNodeAcceptsNoIntents(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	d := &doors{}
 	b.cfg.Doors, b.cfg.Strict, b.cfg.AskAgain, b.cfg.AskDoors = d, true, 20*time.Millisecond, 20*time.Millisecond
 	b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitDoors(node.AnonymousSecured, false)
 	pid := b.pid(0)
@@ -64,11 +65,11 @@ func TestShut(t *testing.T) {
 	b.awaitDoors(node.AnonymousUnsecured, true)
 	b.awaitLog("no new intents are taken")
 	b.awaitLog("write key rcfarm/intent/n1/x")
-	b.tell(intent(0, digest, pod.Stopped, 11))
-	b.tell(intent(1, digest, pod.Running, 11))
-	b.awaitState(0, pod.StateReady, 10, "revision 11 is not taken")
+	b.write(intent(0, digest, pod.Stopped, 11))
+	b.write(intent(1, digest, pod.Running, 11))
+	b.awaitState(0, pod.StateReady, 10, "revision 11 is not accepted")
 	b.mustKeepPID(0, pid)
-	b.awaitServing() // the cluster does not wait for it
+	b.awaitServing() // the node echoes the epoch, so that the farms do not wait for it
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,6 @@ func TestShut(t *testing.T) {
 		return nil
 	})
 	pid = b.pid(0)
-	// What was answered holds until there is another answer.
 	d.set(errors.New("Consul is away"))
 	asked := d.questions()
 	consultest.Eventually(t, patience, func() error {
@@ -95,18 +95,18 @@ func TestShut(t *testing.T) {
 	b.awaitReady(1, digest, 11)
 }
 
-// Before anybody knows nothing is taken.
-func TestShutWhileUnknown(t *testing.T) {
+// A strict node accepts no intents before it knows what pods can do in Consul.
+func TestAStrictNodeIsShutUntilConsulAnswers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	d := &doors{err: errors.New("Consul does not say")}
 	b.cfg.Doors, b.cfg.Strict, b.cfg.AskAgain = d, true, 20*time.Millisecond
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.start()
 	b.awaitDoors(node.AnonymousUnknown, true)
 	b.awaitServing()
-	b.awaitLog("cannot be told what pods may do at Consul")
+	b.awaitLog("cannot find out what pods may do at Consul")
 	if procs := b.procs(0); len(procs) > 0 {
 		t.Errorf("a pod was started: %+v", procs)
 	}
@@ -114,14 +114,14 @@ func TestShutWhileUnknown(t *testing.T) {
 	b.awaitReady(0, digest, 10)
 }
 
-// A node that is not strict goes on, and says so.
-func TestOpenDoorsAreSaid(t *testing.T) {
+// A node that is not strict accepts intents, and reports in its record and its log what pods can do.
+func TestANodeReportsThatConsulIsOpen(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.Doors = &doors{open: []string{"write acl"}}
 	b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitDoors(node.AnonymousUnsecured, false)
 	b.awaitLog("need no token to have any program started on this node")

@@ -26,10 +26,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
 
-// mirror serves the archives of a fault run.
 type mirror struct {
 	server *httptest.Server
-	files  map[string][]byte // by path; none is added while somebody fetches
+	files  map[string][]byte // by path; no file is added during a fetch
 }
 
 func newMirror(t *testing.T) *mirror {
@@ -41,24 +40,22 @@ func newMirror(t *testing.T) *mirror {
 			http.NotFound(w, r)
 			return
 		}
-		_, _ = w.Write(data) // who fetches is killed now and then
+		_, _ = w.Write(data) // the client may have been killed
 	}))
 	t.Cleanup(m.server.Close)
 	return m
 }
 
-// certificate is what a client must trust, as PEM.
 func (m *mirror) certificate() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.server.Certificate().Raw})
 }
 
-// ballastName is a file of each artifact that no process needs, large enough that fetching and unpacking take several reads.
+// ballastName is so large that a fetch and an unpacking take several reads.
 const (
 	ballastName  = "ballast"
 	ballastBytes = 40 << 10
 )
 
-// publish packs the artifacts of a manifest, which are directories, and makes it name the archives.
 func (f *faultRun) publish(m manifest.Manifest) manifest.Manifest {
 	f.t.Helper()
 	for i := range m.Launchables {
@@ -74,7 +71,9 @@ func (f *faultRun) publish(m manifest.Manifest) manifest.Manifest {
 		sum := sha256.Sum256(data)
 		digest := hex.EncodeToString(sum[:])
 		f.mirror.files["/"+digest] = data
-		m.Launchables[i].Artifact = manifest.Artifact{Kind: manifest.ArtifactTar, URL: f.mirror.server.URL + "/" + digest, SHA256: digest}
+		m.Launchables[i].Artifact = manifest.Artifact{
+			Kind: manifest.ArtifactTar, URL: f.mirror.server.URL + "/" + digest, SHA256: digest,
+		}
 	}
 	return m
 }
@@ -90,7 +89,7 @@ func (f *faultRun) archive(dir string) []byte {
 	return buf.Bytes()
 }
 
-// spoil makes a preparer, none of which runs now, fetch the artifacts of a version again.
+// spoil removes the artifacts of a version while no preparer runs, so that the next one fetches them.
 func (f *faultRun) spoil(version int) {
 	f.t.Helper()
 	for _, tree := range f.trees(version) {
@@ -100,7 +99,6 @@ func (f *faultRun) spoil(version int) {
 	}
 }
 
-// trees are where the artifacts of a version are unpacked.
 func (f *faultRun) trees(version int) []string {
 	var trees []string
 	for _, l := range f.manifests[version].Launchables {
@@ -109,13 +107,13 @@ func (f *faultRun) trees(version int) []string {
 	return trees
 }
 
-// beWhole waits until the artifacts of what runs are there again, and nothing half done is left of those that were killed.
-func (f *faultRun) beWhole() {
+// awaitArtifacts waits until the running version's artifacts are complete, and no incomplete ones are left.
+func (f *faultRun) awaitArtifacts() {
 	f.t.Helper()
 	f.eventually(func() error {
 		half, missing := filepath.Glob(filepath.Join(f.v.Store, "*tmp*"))
 		if len(half) > 0 {
-			missing = fmt.Errorf("half done: %v", half)
+			missing = fmt.Errorf("incomplete: %v", half)
 		}
 		if f.running < 0 {
 			return missing
@@ -128,8 +126,8 @@ func (f *faultRun) beWhole() {
 	})
 }
 
-// mustBeWhole looks at every artifact that the store shows as complete, those of what runs among them. No preparer runs now.
-func (f *faultRun) mustBeWhole() {
+// mustHaveWholeArtifacts: artifacts with final names are complete, and the running version's exist. No preparer runs.
+func (f *faultRun) mustHaveWholeArtifacts() {
 	f.t.Helper()
 	for version := range f.manifests {
 		for _, tree := range f.trees(version) {
@@ -139,25 +137,28 @@ func (f *faultRun) mustBeWhole() {
 			}
 			ballast, err := os.ReadFile(filepath.Join(tree, ballastName))
 			if _, listed := os.Stat(tree + ".json"); err != nil || listed != nil || len(ballast) != ballastBytes {
-				f.t.Errorf("%s of version %d, while version %d runs: %d bytes of ballast, %v, %v", tree, version, f.running, len(ballast), err, listed)
+				f.t.Errorf("%s of version %d, while version %d runs: %d bytes of ballast, %v, %v",
+					tree, version, f.running, len(ballast), err, listed)
 			}
 		}
 	}
 }
 
-// open opens the victim's store of artifacts, whose work consists of steps as the preparer's does.
+// open opens a store that calls step at each of its steps.
 func (v *victim) open(step func(string)) (*stepping, error) {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(v.Certificate) {
 		return nil, errors.New("no certificate")
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
-	store, err := artifact.New(artifact.Config{Dir: v.Store, ReserveBytes: -1, HTTPClient: &http.Client{Transport: steppingTransport{transport, step}}})
+	store, err := artifact.New(artifact.Config{
+		Dir: v.Store, ReserveBytes: -1, HTTPClient: &http.Client{Transport: steppingTransport{transport, step}},
+	})
 	return &stepping{Store: store, step: step}, err
 }
 
-// stepping is a store of artifacts that says where it is by what it asks of others: the server for the file, and the
-// context, before each read of the fetched file, whether to go on.
+// stepping calls step at each request to and read from the server, and at each check of its context, before each read
+// of the fetched file.
 type stepping struct {
 	*artifact.Store
 	step func(string)
@@ -167,13 +168,12 @@ func (s *stepping) Ensure(ctx context.Context, a manifest.Artifact) (string, err
 	return s.Store.Ensure(steppingContext{ctx, func() { s.step(stepUnpack) }}, a)
 }
 
-// Steps of the store.
 const (
 	stepFetch  = "artifact fetched"
 	stepUnpack = "artifact unpacked"
 )
 
-// loose reports whether the store has more to do behind a step than it says.
+// loose reports whether the store works on between this step and the next.
 func loose(step string) bool { return step == stepUnpack }
 
 type steppingContext struct {
@@ -182,9 +182,9 @@ type steppingContext struct {
 	step func()
 }
 
-func (c steppingContext) Err() error {
-	c.step()
-	return c.Context.Err()
+func (s steppingContext) Err() error {
+	s.step()
+	return s.Context.Err()
 }
 
 type steppingTransport struct {
@@ -207,11 +207,11 @@ type steppingBody struct {
 	step func(string)
 }
 
-func (b steppingBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.step(stepFetch)
+func (s steppingBody) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p)
+	s.step(stepFetch)
 	return n, err
 }
 
-// die ends the process as a power failure would.
+// die runs no cleanup.
 func die() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) }

@@ -38,24 +38,23 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// defaultFaults is how many times TestKilledAnywhere kills the preparer; FAULTS in the environment says otherwise.
+// defaultFaults is how many times TestKilledAnywhere kills the preparer, unless FAULTS is set.
 const defaultFaults = 20
 
-// victim is what the test binary is told when it is to be a preparer that ends itself with SIGKILL.
+// victim is a preparer in a process of its own that kills itself.
 type victim struct {
 	Consul, Prefix string
 	Node           node.Node
 	Dir            string // data directory
 	Store          string // of artifacts
-	Certificate    []byte // of the server that they are fetched from
+	Certificate    []byte // of the server that has the artifacts
 	Shim           string
 	HooksDir       string
-	KillAt         int           // the number of the step at which it dies; zero: never
-	Late           time.Duration // how much later it dies where the artifact store does more than it says
-	Steps          string        // file that the name of each step is appended to
+	KillAt         int           // number of the step at which the preparer dies; zero: never
+	Late           time.Duration // how long after a loose step the preparer dies
+	Steps          string        // file with the name of each step
 }
 
-// runVictim is the preparer. The file at path holds a victim.
 func runVictim(path string) error {
 	var v victim
 	data, err := os.ReadFile(path)
@@ -95,9 +94,9 @@ func runVictim(path string) error {
 	)
 	step := func(name string) {
 		mu.Lock()
-		defer mu.Unlock() // never, when it dies: nobody takes a step beyond the last
+		defer mu.Unlock() // not if it dies, so that no further step is recorded
 		if v.KillAt > 0 && count >= v.KillAt {
-			return // it dies late
+			return // the preparer dies soon, after a loose step
 		}
 		fmt.Fprintln(steps, name)
 		switch count++; {
@@ -117,7 +116,8 @@ func runVictim(path string) error {
 	p, err := preparer.New(preparer.Config{
 		Host: install.Host{Dir: v.Dir, Artifacts: fetched, HooksDir: v.HooksDir, Runtime: supervisor, Step: step},
 		Node: v.Node, Store: s, Cache: fetched, Services: client.Services, Log: log,
-		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
+		BusyPoll: 30 * time.Millisecond, IdlePoll: 60 * time.Millisecond,
+		RetryMin: 20 * time.Millisecond, RetryMax: 100 * time.Millisecond,
 	})
 	if err != nil {
 		return err
@@ -133,7 +133,6 @@ func runVictim(path string) error {
 	return parts.Wait()
 }
 
-// faultRun is one node whose preparer is killed again and again.
 type faultRun struct {
 	*bench
 	rnd       *rand.Rand
@@ -141,25 +140,25 @@ type faultRun struct {
 	mirror    *mirror
 	cmd       *exec.Cmd
 	ended     chan struct{}
-	manifests []manifest.Manifest // of versions that differ; those with odd numbers have hooks
+	manifests []manifest.Manifest // of different versions; versions with odd numbers have hooks
 	digests   []string            // of the manifests
-	running   int                 // number of the version that is to run; -1: none
-	standby   bool                // it is to stand by
+	running   int                 // number of the version that must run; -1: none
+	standby   bool                // the pod must be a standby
 	revision  int64
 	diedAt    map[string]int
-	notes     string      // directory of what the victim is told and writes down, never on a disk that is full
-	disturb   disturbance // besides
+	notes     string      // directory for victim.json and the steps; never on the full disk
+	disturb   disturbance // a second fault
 }
 
-// disturbance is what else goes wrong while a preparer is killed.
+// disturbance is a second fault.
 type disturbance struct {
-	begin func() // before a preparer starts that is to die
-	end   func() // before one starts that is to bring the pod where it is to be; a stop must get there without
-	// full: what begin does may leave no room on the disk, so that hooks can write nothing, and versions are not installed.
+	begin func() // called before the start of a preparer that will die
+	end   func() // called before the start of a preparer that must reach the desired state; not before a stop
+	// full: hooks cannot write, and versions are not installed.
 	full bool
 }
 
-// alone is a process that writes down when another of its kind runs on the node at the same time.
+// alone writes to the file trouble if a second copy of the process runs.
 const alone = `exec 9>"$VOLUME_STATE/lock-$LAUNCHABLE"
 flock -n 9 || echo "$LAUNCHABLE runs twice" >> "$VOLUME_STATE/trouble"
 exec sleep 1000`
@@ -175,7 +174,8 @@ func newFaultRun(t *testing.T, rnd *rand.Rand) *faultRun {
 	dir := filepath.Dir(b.cfg.Dir)
 	f.v = victim{
 		Consul: consultest.Shared(t).Addr, Prefix: b.keys.Prefix(), Node: b.cfg.Node, Dir: b.cfg.Dir,
-		Store: filepath.Join(dir, "store"), Certificate: f.mirror.certificate(), Shim: filepath.Join(dir, "shim"), Steps: filepath.Join(f.notes, "steps"),
+		Store: filepath.Join(dir, "store"), Certificate: f.mirror.certificate(),
+		Shim: filepath.Join(dir, "shim"), Steps: filepath.Join(f.notes, "steps"),
 	}
 	t.Cleanup(f.kill)
 	return f
@@ -198,14 +198,16 @@ func (f *faultRun) manifest(n int) manifest.Manifest {
 	}
 	f.addProgram(m, "bin/hook", `echo "$POD_DIGEST $HOOK" >> "$VOLUME_STATE/hooks"`)
 	h := &manifest.Hook{Path: "bin/hook", Required: true}
-	m.Hooks = &manifest.Hooks{BeforeInstall: h, AfterInstall: h, BeforeLaunch: h, AfterLaunch: h, BeforeStop: h, AfterStop: h}
+	m.Hooks = &manifest.Hooks{
+		BeforeInstall: h, AfterInstall: h, BeforeLaunch: h, AfterLaunch: h, BeforeStop: h, AfterStop: h,
+	}
 	return m
 }
 
-// maxLate is about how long it takes to make an unpacked artifact durable and put it in place.
+// maxLate is about how long the store makes an artifact durable and renames it.
 const maxLate = 20 * time.Millisecond
 
-// begin starts the preparer, which dies at a step unless that is zero.
+// begin starts a preparer that dies at step killAt, if not zero.
 func (f *faultRun) begin(killAt int) {
 	f.t.Helper()
 	f.v.KillAt, f.v.Late = killAt, time.Duration(f.rnd.Int64N(int64(maxLate)))
@@ -228,7 +230,7 @@ func (f *faultRun) begin(killAt int) {
 
 func (f *faultRun) kill() {
 	if f.cmd != nil {
-		_ = f.cmd.Process.Kill() // it may have ended
+		_ = f.cmd.Process.Kill() // the process may have ended
 		<-f.ended
 	}
 }
@@ -250,7 +252,6 @@ func (f *faultRun) state(name string) string {
 	return f.inNode("volumes", "rc1.main.0", "state", name)
 }
 
-// converged reports whether the pod is as it was told to be.
 func (f *faultRun) converged() error {
 	r, _, err := f.reality(0)
 	if err != nil {
@@ -260,13 +261,14 @@ func (f *faultRun) converged() error {
 	if f.running >= 0 {
 		want, state = f.digests[f.running], pod.StateReady
 	}
-	if r.Revision != f.revision || r.State != state || f.running >= 0 && r.Standby != f.standby || want != "" && r.Digest != want {
+	if r.Revision != f.revision || r.State != state || f.running >= 0 && r.Standby != f.standby ||
+		want != "" && r.Digest != want {
 		return fmt.Errorf("want %s %.12s at %d, reality %+v: %s", state, want, f.revision, r, r.Message)
 	}
 	return nil
 }
 
-// trial tells the pod to become something else, kills the preparer up to three times meanwhile, and looks what became of it.
+// trial writes another intent, kills the preparer up to three times meanwhile, and checks the outcome.
 func (f *faultRun) trial(limit int) {
 	f.t.Helper()
 	before, procs := f.running, f.onMachine()
@@ -274,7 +276,7 @@ func (f *faultRun) trial(limit int) {
 	if f.running >= 0 && f.running != before {
 		f.spoil(f.running)
 	}
-	_ = os.Remove(f.state("hooks")) // there may be none
+	_ = os.Remove(f.state("hooks")) // the file may not exist
 	for range 1 + f.rnd.IntN(3) {
 		f.disturb.begin()
 		f.begin(1 + f.rnd.IntN(f.disturb.limit(limit)))
@@ -302,22 +304,21 @@ func (f *faultRun) trial(limit int) {
 	}
 	f.mustBeOne()
 	if now := f.onMachine(); before >= 0 && f.running == before && !maps.Equal(now, procs) {
-		f.t.Errorf("processes %v, before it was to stand by, or no longer, %v", now, procs)
+		f.t.Errorf("processes %v, before the change of standby %v", now, procs)
 	}
 	f.mustBeRegistered()
-	f.beWhole()
+	f.awaitArtifacts()
 	f.kill()
 	f.mustBeOne()
-	f.mustBeWhole()
+	f.mustHaveWholeArtifacts()
 }
 
-// stuck reports whether a full disk keeps the pod from becoming what it is to be.
 func (f *faultRun) stuck() bool {
 	r, _, err := f.reality(0)
 	return f.disturb.full && f.running >= 0 && err == nil && r.State == pod.StateFailed
 }
 
-// limit returns how many steps a preparer takes before it is stuck, of those that it takes otherwise.
+// limit returns how many steps a preparer takes until it is stuck. steps is the number without a full disk.
 func (d *disturbance) limit(steps int) int {
 	if d.full {
 		return steps / 5
@@ -325,14 +326,13 @@ func (d *disturbance) limit(steps int) int {
 	return steps
 }
 
-// choose gives the pod another state.
 func (f *faultRun) choose() {
 	f.t.Helper()
 	if f.running >= 0 && f.rnd.IntN(3) == 0 {
 		f.want(-1)
 		return
 	}
-	if f.running >= 0 && f.rnd.IntN(3) == 0 { // nothing else changes
+	if f.running >= 0 && f.rnd.IntN(3) == 0 { // only standby changes
 		f.standby = !f.standby
 		f.want(f.running)
 		return
@@ -341,7 +341,7 @@ func (f *faultRun) choose() {
 	f.want((max(f.running, 0) + 1 + f.rnd.IntN(len(f.digests)-1)) % len(f.digests))
 }
 
-// want tells the pod to run a version, or to stop.
+// want writes an intent to run version n, or to stop if negative.
 func (f *faultRun) want(n int) {
 	f.t.Helper()
 	digest, state := f.digests[max(n, 0)], pod.Running
@@ -352,10 +352,10 @@ func (f *faultRun) want(n int) {
 	f.revision++
 	in := intent(0, digest, state, f.revision)
 	in.Standby = f.standby
-	f.tell(in)
+	f.write(in)
 }
 
-// mustBeRegistered looks at the agent: it has the pod under the one name that it is to have.
+// mustBeRegistered: the pod has exactly one name, its usual one or the standby's.
 func (f *faultRun) mustBeRegistered() {
 	f.t.Helper()
 	want := map[string]bool{register.ServiceID(f.cfg.Node.Name, identity(9)): true}
@@ -374,7 +374,7 @@ func (f *faultRun) mustBeRegistered() {
 	})
 }
 
-// mustNotBeLost looks at a node whose preparer is dead: as long as nothing newer is installed, what is installed runs.
+// mustNotBeLost: the old version runs if no newer one is installed. The preparer is dead.
 func (f *faultRun) mustNotBeLost(before int) {
 	f.t.Helper()
 	if before < 0 {
@@ -384,7 +384,8 @@ func (f *faultRun) mustNotBeLost(before int) {
 	if err := json.Unmarshal([]byte(f.text(f.inNode("pods", "rc1.main.0.json"))), &rec); err != nil {
 		f.t.Fatal(err)
 	}
-	if rec.Intent.State != pod.Running || rec.Installed == nil || rec.Installed.Digest != f.digests[before] || rec.Intent.Digest == rec.Installed.Digest {
+	if rec.Intent.State != pod.Running || rec.Installed == nil || rec.Installed.Digest != f.digests[before] ||
+		rec.Intent.Digest == rec.Installed.Digest {
 		return
 	}
 	procs := f.procs(0)
@@ -398,7 +399,6 @@ func (f *faultRun) mustNotBeLost(before int) {
 	}
 }
 
-// mustHaveRun looks at the hooks of both versions: each ran at least once.
 func (f *faultRun) mustHaveRun(before int) {
 	f.t.Helper()
 	var want []string
@@ -413,7 +413,7 @@ func (f *faultRun) mustHaveRun(before int) {
 			want = append(want, f.digests[f.running]+" "+hook)
 		}
 	}
-	data, _ := os.ReadFile(f.state("hooks")) // without hooks there is none
+	data, _ := os.ReadFile(f.state("hooks")) // missing if no hook ran
 	for _, line := range want {
 		if !slices.Contains(strings.Split(string(data), "\n"), line) {
 			f.t.Errorf("hook did not run: %s; those that did:\n%s", line, data)
@@ -421,13 +421,13 @@ func (f *faultRun) mustHaveRun(before int) {
 	}
 }
 
-// mustBeOne looks at the whole machine: there runs what the supervisor has, and that is one copy of what is wanted.
+// mustBeOne: one copy of the wanted version runs, and the supervisor has it.
 func (f *faultRun) mustBeOne() {
 	f.t.Helper()
 	if data, err := os.ReadFile(f.state("trouble")); err == nil {
 		f.t.Fatalf("%s", data)
 	}
-	f.eventually(func() error { // programs replace their shells
+	f.eventually(func() error { // some shells may not have executed their programs yet
 		supervised := map[int]string{}
 		for _, proc := range f.procs(0) {
 			if proc.Phase != runtime.Running {
@@ -446,7 +446,7 @@ func (f *faultRun) mustBeOne() {
 	})
 }
 
-// onMachine finds the processes of the pod from /proc: launchable by pid.
+// onMachine returns the pod's launchables by pid, from /proc.
 func (f *faultRun) onMachine() map[int]string {
 	f.t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -455,7 +455,7 @@ func (f *faultRun) onMachine() map[int]string {
 	}
 	found := map[int]string{}
 	for _, file := range files {
-		data, _ := os.ReadFile(file) // it may have ended
+		data, _ := os.ReadFile(file) // the process may have ended
 		vars := strings.Split(string(data), "\x00")
 		if !slices.Contains(vars, "NODE_NAME="+f.v.Node.Name) || !slices.Contains(vars, "POD_INDEX=0") {
 			continue
@@ -473,29 +473,30 @@ func (f *faultRun) onMachine() map[int]string {
 	return found
 }
 
-// The preparer is killed with SIGKILL at random steps of installations, upgrades, stops and changes of the name, those of fetching and unpacking
-// artifacts included. No pod is lost, none runs
-// twice, nothing runs unsupervised, every hook runs, and in the end everything is as it was told to be.
+// The preparer is killed at random steps of fetches, installations, upgrades, stops and changes of standby. No pod is
+// lost or runs twice, the supervisor knows each process, every hook runs, and the pod matches its intent in the end.
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
-	killedAnywhere(t, defaultFaults, func(*faultRun) disturbance { return disturbance{begin: func() {}, end: func() {}} })
+	killedAnywhere(t, defaultFaults, func(*faultRun) disturbance {
+		return disturbance{begin: func() {}, end: func() {}}
+	})
 }
 
-// The same while the supervisor is stopped for a moment, at random, in two of three lives of a preparer.
+// Like TestKilledAnywhere, with the supervisor suspended for a random time in two of three runs.
 func TestKilledAnywhereBesideAStoppedSupervisor(t *testing.T) {
 	t.Parallel()
 	const longest = 600 * time.Millisecond
 	killedAnywhere(t, defaultFaults/4, func(f *faultRun) disturbance {
 		supervisor := parentOf(f.t, f.pid(9))
-		goOn := func() { _ = syscall.Kill(supervisor, syscall.SIGCONT) } // it ends with the test, not before
+		goOn := func() { _ = syscall.Kill(supervisor, syscall.SIGCONT) } // the supervisor lives until the test ends
 		var mu sync.Mutex
-		life := 0 // what a timer of a former one does late must not stop the supervisor for good
+		life := 0 // a late timer of an earlier run must not suspend the supervisor
 		hold := func(of int, length time.Duration) {
 			mu.Lock()
 			defer mu.Unlock()
 			if life == of {
 				_ = syscall.Kill(supervisor, syscall.SIGSTOP)
-				time.AfterFunc(length, goOn) // made here, so that it never comes before the stop
+				time.AfterFunc(length, goOn) // set here, so that SIGCONT comes after SIGSTOP
 			}
 		}
 		end := func() {
@@ -510,13 +511,14 @@ func TestKilledAnywhereBesideAStoppedSupervisor(t *testing.T) {
 			if f.rnd.IntN(3) == 0 {
 				return
 			}
-			at, length, of := time.Duration(f.rnd.Int64N(int64(longest))), time.Duration(f.rnd.Int64N(int64(longest))), life
+			random := func() time.Duration { return time.Duration(f.rnd.Int64N(int64(longest))) }
+			at, length, of := random(), random(), life
 			time.AfterFunc(at, func() { hold(of, length) })
 		}}
 	})
 }
 
-// The same on a disk that is full in each life of a preparer that is killed. Stops are confirmed while it is.
+// Like TestKilledAnywhere, but the disk is full while a preparer runs that is killed. Stops are confirmed even then.
 func TestKilledAnywhereOnAFullDisk(t *testing.T) {
 	consultest.Shared(t) // its own files are elsewhere
 	disktest.Run(t, 32<<20, func(t *testing.T, disk string) {
@@ -561,14 +563,14 @@ func killedAnywhere(t *testing.T, faults int, disturbed func(*faultRun) disturba
 		}
 	})
 
-	// How many steps there are is learned from a life without faults, beside a pod that must not notice anything.
+	// A run without faults shows the number of steps. The pod beside must not be disturbed.
 	f.begin(0)
 	bystander := f.upload(f.publish(f.sleeper("bystander")))
-	f.tell(intent(9, bystander, pod.Running, 1))
+	f.write(intent(9, bystander, pod.Running, 1))
 	f.awaitReady(9, bystander, 1)
 	pid := f.pid(9)
 	limit := 0
-	for _, n := range []int{1, 3, 1} { // with hooks, which takes the most steps
+	for _, n := range []int{1, 3, 1} { // versions with hooks, because these take the most steps
 		f.kill()
 		f.want(n)
 		f.begin(0)

@@ -14,8 +14,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
-// A hook of the node does not run in a directory that the pod fills, and each hook has a cgroup for as long as it runs.
-func TestHooksAreApart(t *testing.T) {
+// A hook of the node runs outside of the pod's directory, and each hook has its own cgroup.
+func TestHooksHaveTheirOwnCgroupAndDirectory(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	host := b.isolated()
@@ -30,7 +30,7 @@ func TestHooksAreApart(t *testing.T) {
 	b.addProgram(m, "bin/before", facts+" > own")
 	m.Hooks = &manifest.Hooks{BeforeLaunch: &manifest.Hook{Path: "bin/before", Required: true}}
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	home := b.inNode("homes", "rc1.main.0")
 	for file, dir := range map[string]string{seen: "/", filepath.Join(home, "own"): home} {
@@ -38,7 +38,8 @@ func TestHooksAreApart(t *testing.T) {
 		if lines[0] != dir {
 			t.Errorf("%s: it ran in %s, want %s", filepath.Base(file), lines[0], dir)
 		}
-		if want := "/hooks/rc1.main.0.before_launch"; host.Cgroup != "" && (len(lines) < 2 || !strings.HasSuffix(lines[1], want)) {
+		if want := "/hooks/rc1.main.0.before_launch"; host.Cgroup != "" &&
+			(len(lines) < 2 || !strings.HasSuffix(lines[1], want)) {
 			t.Errorf("%s: its cgroup is %q, want one that ends with %s", filepath.Base(file), lines[1:], want)
 		}
 	}
@@ -47,7 +48,7 @@ func TestHooksAreApart(t *testing.T) {
 	}
 	b.eventually(func() error {
 		if _, err := os.Stat(filepath.Join(host.Cgroup, "hooks")); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("the cgroup of hooks is left: %w", err)
+			return fmt.Errorf("the cgroup of hooks is still there: %w", err)
 		}
 		return nil
 	})

@@ -19,7 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// traced returns a pod of which everything that happens to it is written down in its volume "trace", one word a line.
+// traced has processes and hooks that write lines to the volume "trace" at begin and end.
 func (b *bench) traced(version string) manifest.Manifest {
 	m := b.pod("# "+version+"\n"+`
 note() { echo "$VERSION:$1" >> "$VOLUME_TRACE/log"; }
@@ -31,12 +31,13 @@ while :; do sleep 0.02; done`, version)
 		b.addProgram(m, "bin/"+name, note)
 	}
 	h := &manifest.Hook{Path: "bin/hook"}
-	m.Hooks = &manifest.Hooks{BeforeInstall: h, AfterInstall: h, BeforeLaunch: h, AfterLaunch: h, BeforeStop: h, AfterStop: h}
+	m.Hooks = &manifest.Hooks{
+		BeforeInstall: h, AfterInstall: h, BeforeLaunch: h, AfterLaunch: h, BeforeStop: h, AfterStop: h,
+	}
 	m.Volumes = []manifest.Volume{{Name: "trace"}}
 	return m
 }
 
-// nodeHook adds a hook of the node's own.
 func (b *bench) nodeHook(path, script string) {
 	b.t.Helper()
 	if b.cfg.HooksDir == "" {
@@ -55,7 +56,7 @@ func (b *bench) trace(index int) string {
 	return b.inNode("volumes", fmt.Sprintf("rc1.main.%d", index), "trace", "log")
 }
 
-// awaitTrace waits until the pod's trace is exactly this, and begins a new one.
+// awaitTrace waits for exactly these lines, and removes the trace.
 func (b *bench) awaitTrace(want ...string) {
 	b.t.Helper()
 	b.awaitText(b.trace(0), strings.Join(want, "\n")+"\n")
@@ -64,7 +65,7 @@ func (b *bench) awaitTrace(want ...string) {
 	}
 }
 
-func TestHooksInOrder(t *testing.T) {
+func TestHooksRunInOrder(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	node := func(name string) string {
@@ -80,7 +81,7 @@ func TestHooksInOrder(t *testing.T) {
 	}
 	b.start()
 	first := b.upload(b.traced("1"))
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	b.awaitReady(0, first, 10)
 	launched := func(v string) []string {
 		return []string{v + ":before_install:", v + ":after_install:config"}
@@ -91,10 +92,13 @@ func TestHooksInOrder(t *testing.T) {
 		}
 		return nil
 	})
-	// The process runs beside what follows its start.
+	// The process runs beside the hooks after its start, so its line can be anywhere.
 	lines := strings.Split(strings.TrimSpace(b.text(b.trace(0))), "\n")
 	lines = slices.DeleteFunc(lines, func(line string) bool { return line == "1:begin" })
-	want := append(launched("1"), "node:before_launch:10:", "node:before_launch:20:", "1:before_launch:config", "1:after_launch:config", "1:enable:config")
+	want := append(
+		launched("1"), "node:before_launch:10:", "node:before_launch:20:", "1:before_launch:config",
+		"1:after_launch:config", "1:enable:config",
+	)
 	if !slices.Equal(lines, want) {
 		t.Errorf("trace %q, want %q", lines, want)
 	}
@@ -103,7 +107,7 @@ func TestHooksInOrder(t *testing.T) {
 	}
 
 	second := b.upload(b.traced("2"))
-	b.tell(intent(0, second, pod.Running, 20))
+	b.write(intent(0, second, pod.Running, 20))
 	b.awaitReady(0, second, 20)
 	b.eventually(func() error {
 		if got := b.text(b.trace(0)); !strings.Contains(got, "2:begin") || !strings.Contains(got, "2:enable") {
@@ -113,8 +117,11 @@ func TestHooksInOrder(t *testing.T) {
 	})
 	lines = strings.Split(strings.TrimSpace(b.text(b.trace(0))), "\n")
 	lines = slices.DeleteFunc(lines, func(line string) bool { return line == "2:begin" })
-	want = append(launched("2"), "1:before_stop:config", "1:disable:config", "1:end", "1:after_stop:config",
-		"node:before_launch:10:", "node:before_launch:20:", "2:before_launch:config", "2:after_launch:config", "2:enable:config")
+	want = append(
+		launched("2"), "1:before_stop:config", "1:disable:config", "1:end", "1:after_stop:config",
+		"node:before_launch:10:", "node:before_launch:20:",
+		"2:before_launch:config", "2:after_launch:config", "2:enable:config",
+	)
 	if !slices.Equal(lines, want) {
 		t.Errorf("trace %q, want %q", lines, want)
 	}
@@ -122,16 +129,17 @@ func TestHooksInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.tell(intent(0, second, pod.Stopped, 30))
+	b.write(intent(0, second, pod.Stopped, 30))
 	b.awaitState(0, pod.StateStopped, 30, "")
 	b.awaitTrace("2:before_stop:config", "2:disable:config", "2:end", "2:after_stop:config")
 	log := b.text(b.inNode("logs", "rc1.main.0", "_hooks.log"))
-	if !strings.Contains(log, "before_launch of version 20-"+second[:12]+": main:bin/hook") || !strings.Contains(log, "after_stop: done in") {
+	if !strings.Contains(log, "before_launch of version 20-"+second[:12]+": main:bin/hook") ||
+		!strings.Contains(log, "after_stop: done in") {
 		t.Errorf("log of hooks: %s", log)
 	}
 }
 
-// required makes one hook of the pod a required one, which fails until its home holds a file "<name>-ok".
+// required fails until the pod's home has the file "<name>-ok".
 func (b *bench) required(m manifest.Manifest, name string) *manifest.Hook {
 	b.t.Helper()
 	b.addProgram(m, "bin/"+name, `test -e "$POD_HOME/`+name+`-ok" || { echo refusing; exit 9; }`)
@@ -145,13 +153,14 @@ func (b *bench) allow(name string) {
 	}
 }
 
-// What a required hook refuses does not happen: before the switch the old version runs on, after it nothing runs.
-func TestRequiredHooks(t *testing.T) {
+// If a required hook fails before the switch of versions, the old version continues to run. If it fails after the
+// switch, no process runs.
+func TestRequiredHooksPreventTheNextStep(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	first := b.upload(b.sleeper("1"))
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	b.awaitReady(0, first, 10)
 	pid := b.pid(0)
 
@@ -162,9 +171,12 @@ func TestRequiredHooks(t *testing.T) {
 		BeforeStop: b.required(m, "stop"), AfterStop: b.required(m, "stopped"),
 	}
 	second := b.upload(m)
-	b.tell(intent(0, second, pod.Running, 20))
+	b.write(intent(0, second, pod.Running, 20))
 	for _, hook := range []string{"install", "installed"} {
-		r := b.awaitState(0, pod.StateFailed, 20, "main:bin/"+hook+" ended with exit status 9; its output is in "+b.inNode("logs", "rc1.main.0", "_hooks.log"))
+		output := b.inNode("logs", "rc1.main.0", "_hooks.log")
+		r := b.awaitState(
+			0, pod.StateFailed, 20, "main:bin/"+hook+" ended with exit status 9; its output is in "+output,
+		)
 		if r.Digest != first || !r.Available || !strings.Contains(r.Message, "version "+first[:12]+" stays as it is") {
 			t.Errorf("reality %+v", r)
 		}
@@ -191,12 +203,13 @@ func TestRequiredHooks(t *testing.T) {
 	if log := b.text(b.inNode("logs", "rc1.main.0", "_hooks.log")); !strings.Contains(log, "refusing\n") {
 		t.Errorf("log of hooks: %s", log)
 	}
-	b.tell(intent(0, second, pod.Stopped, 30)) // which nothing may refuse
+	b.write(intent(0, second, pod.Stopped, 30)) // a failed hook does not prevent a stop
 	b.awaitState(0, pod.StateStopped, 30, "")
 	b.awaitLog("hook failed; going on all the same")
 }
 
-// A hook that hangs is killed with all that it started, and a stop goes on; an optional one of the node may fail.
+// A hanging hook is killed with all its processes, and the stop continues. An optional hook that fails does not stop
+// the launch.
 func TestHooksThatHang(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -204,13 +217,13 @@ func TestHooksThatHang(t *testing.T) {
 	b.start()
 	m := b.sleeper("1")
 	b.addProgram(m, "bin/hang", `setsid sleep 1000 & echo $! > "$POD_HOME/child"; sleep 1000`)
-	short := field.Duration(3 * time.Second) // in which a busy machine starts its child
+	short := field.Duration(3 * time.Second) // even a busy machine starts the hook's child in this time
 	m.Hooks = &manifest.Hooks{BeforeStop: &manifest.Hook{Path: "bin/hang", Timeout: &short, Required: true}}
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitLog("optional hook failed")
-	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.write(intent(0, digest, pod.Stopped, 20))
 	b.awaitState(0, pod.StateStopped, 20, "")
 	b.awaitLog("was killed after 3s")
 	var child int
@@ -219,31 +232,33 @@ func TestHooksThatHang(t *testing.T) {
 	}
 }
 
-// A required hook of the node keeps a pod out; a newer intent interrupts a hook of a launch.
+// A required hook of the node prevents a launch, and a newer intent interrupts it.
 func TestNodeHookRefusesAndIsInterrupted(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.nodeHook("before_launch/50-wait.required", `echo "$LD_PRELOAD" > "$POD_HOME/preload"; touch "$POD_HOME/waiting"; exec sleep 1000`)
+	b.nodeHook(
+		"before_launch/50-wait.required",
+		`echo "$LD_PRELOAD" > "$POD_HOME/preload"; touch "$POD_HOME/waiting"; exec sleep 1000`,
+	)
 	b.start()
 	m := b.sleeper("1")
 	m.Launchables[0].Env["LD_PRELOAD"] = "/evil.so"
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.eventually(func() error { _, err := os.Stat(b.homeFile(0, "waiting")); return err })
 	if got := b.text(b.homeFile(0, "preload")); got != "\n" {
 		t.Errorf("the pod's environment reached a hook of the node: %q", got)
 	}
-	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.write(intent(0, digest, pod.Stopped, 20))
 	b.awaitState(0, pod.StateStopped, 20, "")
 	b.nodeHook("before_launch/50-wait.required", "exit 5")
-	b.tell(intent(0, digest, pod.Running, 30))
+	b.write(intent(0, digest, pod.Running, 30))
 	b.awaitState(0, pod.StateFailed, 30, "50-wait.required ended with exit status 5")
 	if procs := b.procs(0); len(procs) > 0 {
 		t.Errorf("processes %+v", procs)
 	}
 }
 
-// refusing refuses to start one process.
 type refusing struct {
 	runtime.Runtime
 	name   string
@@ -259,7 +274,7 @@ func (r *refusing) Start(ctx context.Context, spec runtime.Spec) error {
 	return r.Runtime.Start(ctx, spec)
 }
 
-// A pod whose second process cannot be started does not run half: the first is stopped again.
+// If the second process of a pod cannot be started, the first process stops again.
 func TestPartialStartIsUndone(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -272,7 +287,7 @@ func TestPartialStartIsUndone(t *testing.T) {
 	side.Name = "side"
 	m.Launchables = append(m.Launchables, side)
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateFailed, 10, "start side: refused")
 	b.eventually(func() error {
 		if procs := b.procs(0); len(procs) > 0 {

@@ -20,7 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// otherHost makes the node's name another host's, as its preparer does, and returns what ends that.
+// otherHost lets another host take the name, until release.
 func (b *bench) otherHost() (release func()) {
 	b.t.Helper()
 	return b.otherHostAs(false, func(*node.Node) {})
@@ -32,21 +32,21 @@ func (b *bench) otherHostAs(takeOver bool, change func(*node.Node)) (release fun
 	ctx, cancel := context.WithCancel(b.t.Context())
 	var held sync.WaitGroup
 	held.Go(func() {
-		_ = b.client.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "other", TTL: patience, Journal: new(journal)},
-			func(ctx context.Context, sess *consul.Session) error {
-				n := b.cfg.Node
-				n.Host = "other-host"
-				change(&n)
-				if err := b.store.NodeSession(sess, n.Name).AcquireNode(ctx, n, takeOver); err != nil {
-					return err
-				}
-				select {
-				case other <- struct{}{}:
-					<-ctx.Done()
-				case <-ctx.Done():
-				}
-				return context.Cause(ctx)
-			})
+		cfg := consul.SessionConfig{Kind: "preparer", Name: "other", TTL: patience, Journal: new(journal)}
+		_ = b.client.RunSession(ctx, cfg, func(ctx context.Context, sess *consul.Session) error {
+			n := b.cfg.Node
+			n.Host = "other-host"
+			change(&n)
+			if err := b.store.NodeSession(sess, n.Name).AcquireNode(ctx, n, takeOver); err != nil {
+				return err
+			}
+			select {
+			case other <- struct{}{}:
+				<-ctx.Done()
+			case <-ctx.Done():
+			}
+			return context.Cause(ctx)
+		})
 	})
 	release = func() { cancel(); held.Wait() }
 	b.t.Cleanup(release)
@@ -58,7 +58,6 @@ func (b *bench) otherHostAs(takeOver bool, change func(*node.Node)) (release fun
 	return release
 }
 
-// refusals counts how often the name was refused, which the log does not say.
 type refusals struct {
 	preparer.Session
 	mu    sync.Mutex
@@ -96,21 +95,21 @@ func (b *bench) startCounting(r *refusals) *agent {
 	return b.startWith(func(t preparer.Session) preparer.Session { r.Session = t; return r })
 }
 
-// A node whose name is another host's accepts nothing, whether or not that one's preparer lives. An operator who knows that
-// nothing of the other runs any more says so, once.
-func TestNameConflict(t *testing.T) {
+// If the node's name belongs to another host, this preparer accepts no intents, even while the other preparer does not
+// run. An operator who knows that no pod runs there can let this host take the name, once.
+func TestANodeWithTheNameOfAnotherHostAcceptsNoIntents(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	reg := prometheus.NewRegistry()
 	b.cfg.Metrics = preparer.NewMetrics(reg)
 	release := b.otherHost()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	r := &refusals{}
 	a := b.startCounting(r)
 	b.awaitLog("this node's name belongs to another host; no intents are taken: other-host")
 	release()
-	b.awaitRefusals(r, 3) // also with the lock free
+	b.awaitRefusals(r, 3) // even though the lock is free
 	for _, want := range []string{"--take-over-name", "--node", b.keys.Nodes.Key(b.cfg.Node.Name)} {
 		if !strings.Contains(b.log.text(), want) {
 			t.Errorf("the log does not say %s", want)
@@ -126,7 +125,7 @@ func TestNameConflict(t *testing.T) {
 		t.Errorf("%v; processes %+v", err, b.procs(0))
 	}
 	if n, _ := b.node(); n.Host != "other-host" {
-		t.Errorf("the record is host %s's", n.Host)
+		t.Errorf("the record has the host %s", n.Host)
 	}
 	a.stop()
 
@@ -138,7 +137,6 @@ func TestNameConflict(t *testing.T) {
 		t.Errorf("ready: %v", err)
 	}
 	mine, _ := b.node()
-	// It said so once: after the name has become another's again it needs to be said again.
 	b.setNode(node.Node{Name: mine.Name, Host: "third-host", ConsulNode: mine.ConsulNode})
 	b.awaitLog("this node's name belongs to another host; no intents are taken: third-host")
 	b.mustKeepPID(0, pid)
@@ -156,7 +154,7 @@ func (b *bench) node() (n node.Node, session string) {
 	return n, pair.Session
 }
 
-// setNode puts a record in place of what is there, and nobody holds its lock.
+// setNode makes a node's record without a lock.
 func (b *bench) setNode(n node.Node) {
 	b.t.Helper()
 	data, err := json.Marshal(n)
@@ -167,8 +165,8 @@ func (b *bench) setNode(n node.Node) {
 	b.commit(consul.Delete(key), consul.Set(key, data))
 }
 
-// The name of a machine whose agent is not known any more is free, and so is one without a record.
-func TestNameConflictWithAHostThatIsGone(t *testing.T) {
+// A name is free if Consul does not know the agent of its machine any more, or if the name has no valid record.
+func TestTheNameOfAGoneHostIsFree(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*bench){
 		"agent not known": func(b *bench) {
@@ -196,15 +194,15 @@ func TestNameConflictWithAHostThatIsGone(t *testing.T) {
 	}
 }
 
-// When another host has taken the name over, this one's pods run a second time over there: they stop here, once Consul has said
-// so twice, and stay so through restarts, until the name is this host's again and their intents say that they run.
-func TestNameTakenOver(t *testing.T) {
+// Another host that has taken the name may run the same pods, so this host's pods stop when a second answer confirms
+// the takeover. They stay stopped, also after restarts, until this host has the name again and their intents are read.
+func TestPodsStopWhenTheNameIsTakenOver(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.ConfirmLoss = 200 * time.Millisecond
 	a := b.start()
 	plain, lone := b.upload(b.sleeper("1")), b.upload(b.stopsAfter(time.Hour))
-	b.tell(intent(0, plain, pod.Running, 10), intent(1, lone, pod.Running, 10), intent(2, plain, pod.Running, 10))
+	b.write(intent(0, plain, pod.Running, 10), intent(1, lone, pod.Running, 10), intent(2, plain, pod.Running, 10))
 	b.awaitReady(0, plain, 10)
 	b.awaitReady(1, lone, 10)
 	b.awaitReady(2, plain, 10)
@@ -226,9 +224,9 @@ func TestNameTakenOver(t *testing.T) {
 	b.eventually(taken)
 	a.stop()
 
-	a = b.startAlone() // without Consul, it knows
+	a = b.startAlone() // it knows about the takeover without Consul
 	b.eventually(taken)
-	b.eventually(func() error { // all have been looked at
+	b.eventually(func() error { // each pod was reconciled
 		if n := strings.Count(b.log.text(), "hold back without the node's name"); n < 6 {
 			return fmt.Errorf("%d pods held back", n)
 		}
@@ -236,7 +234,7 @@ func TestNameTakenOver(t *testing.T) {
 	})
 	a.stop()
 	release()
-	b.forget(2)
+	b.deleteIntent(2)
 
 	b.cfg.TakeOver = true
 	a = b.start()
@@ -251,26 +249,26 @@ func TestNameTakenOver(t *testing.T) {
 	b.awaitNamed()
 	a.stop()
 	b.cfg.TakeOver = false
-	a = b.startAlone() // and none but the one without an intent waits any more
+	a = b.startAlone() // only the pod without an intent still waits
 	b.mustKeepPID(0, pid)
 	b.awaitPhase(2, runtime.Stopped)
 	a.stop()
 }
 
-// awaitNamed waits until the preparer has noted that it holds the name now.
+// awaitNamed waits until the disk has that this host has the name.
 func (b *bench) awaitNamed() {
 	b.t.Helper()
 	n := b.awaitServing()
 	b.eventually(func() error {
 		data, err := os.ReadFile(filepath.Join(b.cfg.Dir, "name.json"))
 		if err == nil && !strings.Contains(string(data), n.Incarnation) {
-			err = fmt.Errorf("noted is %s, want incarnation %s", data, n.Incarnation)
+			err = fmt.Errorf("the saved note is %s, want incarnation %s", data, n.Incarnation)
 		}
 		return err
 	})
 }
 
-// What does not say that the name was taken over since ends no pod, however often it is read.
+// A record of another host stops no pod, unless it proves that the other host took the name after this host had it.
 func TestNameConflictStopsNothing(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -283,11 +281,11 @@ func TestNameConflictStopsNothing(t *testing.T) {
 			record: func(b *bench, n *node.Node) { n.Epoch = b.epoch() },
 			why:    "older than this host's last",
 		},
-		"another world": {
+		"another epoch": {
 			record: func(_ *bench, n *node.Node) { n.Epoch = "another" },
 			why:    "wiped or restored",
 		},
-		"a world that went back": {
+		"a store that went back": {
 			record: func(b *bench, n *node.Node) { n.Epoch, n.WentBack = b.epoch(), b.epoch() },
 			why:    "wiped or restored",
 		},
@@ -307,7 +305,7 @@ func TestNameConflictStopsNothing(t *testing.T) {
 			b.cfg.ConfirmLoss = time.Millisecond
 			a := b.start()
 			digest := b.upload(b.sleeper("1"))
-			b.tell(intent(0, digest, pod.Running, 10))
+			b.write(intent(0, digest, pod.Running, 10))
 			b.awaitReady(0, digest, 10)
 			b.awaitNamed()
 			pid := b.pid(0)
@@ -322,7 +320,7 @@ func TestNameConflictStopsNothing(t *testing.T) {
 			b.awaitRefusals(r, 5)
 			b.mustKeepPID(0, pid)
 			if strings.Contains(b.log.text(), "was taken over") {
-				t.Error("it says that the name was taken over")
+				t.Error("the log says that the name was taken over")
 			}
 		})
 	}

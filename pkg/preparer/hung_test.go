@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// hanging is what checked returns, started again when its check has failed for ten seconds.
+// hanging has a health script, and restart_after of ten seconds.
 func (b *bench) hanging() manifest.Manifest {
 	m := b.checked()
 	after := field.Duration(manifest.MinRestartAfter)
@@ -23,23 +23,27 @@ func (b *bench) hanging() manifest.Manifest {
 	return m
 }
 
-// restartedFor returns an error unless the pod is available after so many restarts, the last one because it hung.
+// restartedFor: the pod is available, and the last of so many restarts was because of its check.
 func (b *bench) restartedFor(index, restarts int) error {
 	r, _, err := b.reality(index)
-	if err == nil && (!r.Available || r.Restarts != restarts || r.LastExit == nil || r.LastExit.Reason != "its health check failed for 10s") {
+	const reason = "its health check failed for 10s"
+	if err == nil && (!r.Available || r.Restarts != restarts || r.LastExit == nil || r.LastExit.Reason != reason) {
 		err = fmt.Errorf("reality %+v", r)
 	}
 	return err
 }
 
-// A pod whose check fails for long is started again; one that is not to be, or cannot be asked, runs on.
-func TestHungPodIsStartedAgain(t *testing.T) {
+// Only a pod with restart_after whose check has failed for that time is restarted.
+func TestOnlyHungPodsWithRestartAfterAreRestarted(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	const hangs, stays, unasked = 0, 1, 2
 	digest := b.upload(b.hanging())
-	b.tell(intent(hangs, digest, pod.Running, 10), intent(unasked, digest, pod.Running, 10), intent(stays, b.upload(b.checked()), pod.Running, 10))
+	b.write(
+		intent(hangs, digest, pod.Running, 10), intent(unasked, digest, pod.Running, 10),
+		intent(stays, b.upload(b.checked()), pod.Running, 10),
+	)
 	all := []int{hangs, stays, unasked}
 	pids := map[int]int{}
 	for _, index := range all {
@@ -65,34 +69,33 @@ func TestHungPodIsStartedAgain(t *testing.T) {
 	b.mustKeepPID(unasked, pids[unasked])
 }
 
-// tooOld is a supervisor that starts nothing again because it was asked to.
 type tooOld struct {
 	runtime.Runtime
 	asked atomic.Int64
 }
 
-func (o *tooOld) Restart(context.Context, runtime.RestartRequest) error {
-	o.asked.Add(1)
+func (t *tooOld) Restart(context.Context, runtime.RestartRequest) error {
+	t.asked.Add(1)
 	return runtime.ErrTooOld
 }
 
-// Where the supervisor is too old, the log says so once, and the pod runs on.
-func TestHungPodOfAnOlderSupervisor(t *testing.T) {
+// If the supervisor is too old to restart a hung pod, one log line says so, and the pod runs on.
+func TestHungPodRunsOnUnderAnOlderSupervisor(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	older := &tooOld{Runtime: b.runtime}
 	b.cfg.Runtime = older
 	b.start()
 	digest := b.upload(b.hanging())
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateUnhealthy, 10, "it is ill")
 	pid := b.pid(0)
 	const line = "the node's supervisor is too old for"
 	b.awaitLog(line)
-	b.tell(intent(0, digest, pod.Running, 20))
-	b.eventually(func() error { // it is asked again when something else is done for the pod
+	b.write(intent(0, digest, pod.Running, 20))
+	b.eventually(func() error { // with the next pass of the worker, the supervisor is asked again
 		if asked := older.asked.Load(); asked < 2 {
-			return errors.New("it was asked once")
+			return errors.New("the supervisor was asked once")
 		}
 		return nil
 	})

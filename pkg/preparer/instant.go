@@ -9,22 +9,21 @@ import (
 
 // instant is one moment by two clocks.
 type instant struct {
-	wall time.Time   // by the clock that is set
-	up   proc.Moment // since the machine's start; the zero value when that clock cannot be read
+	wall time.Time   // by the wall clock, which people and NTP set
+	up   proc.Moment // time since the machine's start; zero if that clock cannot be read
 }
 
 func thisInstant() instant {
-	up, _ := proc.Now() // without it the clock that is set counts
+	up, _ := proc.Now() // on an error only the wall clock is used
 	return instant{time.Now(), up}
 }
 
-// plausible is before any pod was stopped. A clock that says less had not been set.
+// plausible is earlier than the first stop of any pod. At an earlier time the clock was not set.
 var plausible = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
 
-// settled is how long after its start a machine's clock may not have been set yet.
+// settled is how long after the machine's start the wall clock can still be wrong.
 const settled = time.Hour
 
-// stoppedAt returns the record with the time of its stop.
 func (r Record) stoppedAt(now instant) Record {
 	wall := now.wall.UTC()
 	r.StoppedAt, r.StoppedMoment = &wall, nil
@@ -34,9 +33,10 @@ func (r Record) stoppedAt(now instant) Record {
 	return r
 }
 
-// stoppedFor returns for how long a pod has been stopped: by the machine's clock since its start, where it was stopped
-// since then, whatever the other clock said or says. Else that one counts, which nobody may have set yet on a machine
-// that was started lately. A wrong time counts as now.
+// stoppedFor returns how long a pod has been stopped. If the pod stopped after the machine's last start, the result
+// comes from the clock since that start, else from the wall clock. The wall clock may be wrong for the first hour after
+// the start, so for that hour the result is at most the time since the start. If the time of the stop is impossible,
+// the result is 0.
 func stoppedFor(rec *Record, now instant) time.Duration {
 	if m := rec.StoppedMoment; m != nil {
 		if stood := now.up.Since(*m); stood != proc.Never {
@@ -53,8 +53,8 @@ func stoppedFor(rec *Record, now instant) time.Duration {
 	return stood
 }
 
-// wrongStop reports whether a pod cannot have been stopped when its record says: before any was, or in the future. A
-// clock was wrong.
+// wrongStop reports whether the time of a stop is impossible: before plausible, or in the future. A stop after the
+// machine's last start is never wrong, because its age comes from the other clock.
 func wrongStop(rec *Record, now instant) bool {
 	if rec.StoppedAt == nil || rec.StoppedMoment != nil && now.up.Since(*rec.StoppedMoment) != proc.Never {
 		return false

@@ -12,7 +12,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// sockets are the ports that something holds on the machine of a test.
 type sockets struct {
 	mu    sync.Mutex
 	held  []int
@@ -39,11 +38,10 @@ func (s *sockets) lookedAt() int {
 	return s.looks
 }
 
-// awaitLooks waits until so many more looks are over.
 func (s *sockets) awaitLooks(b *bench, more int) {
 	b.t.Helper()
 	s.mu.Lock()
-	want := s.looks + more + 1 // one may be under way
+	want := s.looks + more + 1 // one look may be under way
 	s.mu.Unlock()
 	b.eventually(func() error {
 		s.mu.Lock()
@@ -55,16 +53,19 @@ func (s *sockets) awaitLooks(b *bench, more int) {
 	})
 }
 
-// The record says which ports something else holds: at once when the preparer starts, later after two looks, and until some have not found it. Ports of pods are not among
-// them, as long as something of the pods may run.
-func TestTheRecordSaysWhichPortsAreInUse(t *testing.T) {
+// The node's record has the ports in use, except by pods. Ports of the first look are in it at once. Later, a port is
+// added after two looks have found it, and removed after several have missed it. A pod's ports are left out while its
+// processes may run.
+func TestTheNodesRecordHasThePortsInUse(t *testing.T) {
 	b := newBench(t)
 	machine := &sockets{held: []int{80, 20000}}
 	b.cfg.InUse, b.cfg.LookAtPorts = machine.inUse, 20*time.Millisecond
 	b.start()
 	says := func(want ...int) {
 		t.Helper()
-		b.awaitNode(fmt.Sprintf("ports %v in use", want), func(n node.Node, session string) bool { return session != "" && slices.Equal(n.PortsInUse, want) })
+		b.awaitNode(fmt.Sprintf("ports %v in use", want), func(n node.Node, session string) bool {
+			return session != "" && slices.Equal(n.PortsInUse, want)
+		})
 	}
 	says(80, 20000)
 
@@ -75,23 +76,23 @@ func TestTheRecordSaysWhichPortsAreInUse(t *testing.T) {
 
 	machine.set(errors.New("no such table"))
 	b.awaitLog("the ports that are in use on this machine cannot be read")
-	says(80, 20001) // still
+	says(80, 20001) // unchanged
 
 	machine.set(nil, 80, 20000)
 	digest := b.upload(b.sleeper("1"))
 	in := intent(0, digest, pod.Running, 1)
 	in.Ports = map[string]int{"http": 20000}
-	b.tell(in)
+	b.write(in)
 	b.awaitReady(0, digest, 1)
 	says(80)
 	in.State, in.Revision = pod.Stopped, 2
-	b.tell(in)
+	b.write(in)
 	b.awaitState(0, pod.StateStopped, 2, "")
-	says(80, 20000) // what holds it now is not the pod
+	says(80, 20000) // the pod does not use its port any more
 }
 
-// What does not change is not written again, and what comes and goes is not written at all.
-func TestPortsInUseAreWrittenWhenTheyChange(t *testing.T) {
+// Unchanged ports, and one that a single look finds, are not written.
+func TestPortsInUseAreWrittenOnlyWhenTheyChange(t *testing.T) {
 	b := newBench(t)
 	machine := &sockets{held: []int{80}}
 	b.cfg.LookAtPorts = 10 * time.Millisecond
@@ -115,4 +116,17 @@ func TestPortsInUseAreWrittenWhenTheyChange(t *testing.T) {
 	}
 	machine.set(nil)
 	b.awaitNode("no port in use", func(n node.Node, _ string) bool { return len(n.PortsInUse) == 0 })
+}
+
+// A look that waits for a core on a busy machine does not delay the next.
+func TestALookThatWaitsIsNoReasonToRest(t *testing.T) {
+	b := newBench(t)
+	machine := &sockets{held: []int{80}}
+	b.cfg.LookAtPorts = 10 * time.Millisecond
+	b.cfg.InUse = func(pods map[int]bool) ([]int, error) {
+		<-time.After(300 * time.Millisecond)
+		return machine.inUse(pods)
+	}
+	b.start()
+	machine.awaitLooks(b, 3)
 }

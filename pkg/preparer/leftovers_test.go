@@ -16,7 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
-// plantDeep makes a tree in a directory that is deeper than this machine lets a process have descriptors.
+// plantDeep makes a tree with more levels than a process may have descriptors.
 func plantDeep(t *testing.T, path string) {
 	t.Helper()
 	var files unix.Rlimit
@@ -38,8 +38,8 @@ func plantDeep(t *testing.T, path string) {
 	}
 }
 
-// What a pod leaves behind is deleted, whatever it is, and its neighbour's leftovers and stops do not wait for that.
-func TestHostileLeftovers(t *testing.T) {
+// The node deletes a stopped pod's files, even a hostile tree. Another pod's stop and deletion do not wait for that.
+func TestHostileLeftoversAreDeleted(t *testing.T) {
 	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
 		t.Setenv("TMPDIR", "/dev/shm") // some file systems take milliseconds to remove a directory
 	}
@@ -52,20 +52,25 @@ func TestHostileLeftovers(t *testing.T) {
 	b.start()
 	digest := b.upload(b.sleeper("1"))
 	for i := range 2 {
-		b.tell(intent(i, digest, pod.Running, 10))
+		b.write(intent(i, digest, pod.Running, 10))
 		b.awaitReady(i, digest, 10)
 	}
 	home, kept := b.inNode("homes", "rc1.main.0"), b.inNode("kept")
 	plantDeep(t, home)
 	if err := errors.Join(
-		os.WriteFile(kept, []byte("precious"), 0o600), os.Link(kept, filepath.Join(home, "hard")), os.Symlink(b.cfg.Dir, filepath.Join(home, "link")),
-		unix.Mkfifo(filepath.Join(home, "pipe"), 0o600), os.Mkdir(filepath.Join(home, "closed"), 0), os.WriteFile(filepath.Join(home, "sparse"), nil, 0o600),
-		os.Truncate(filepath.Join(home, "sparse"), 1<<40), os.Chmod(filepath.Join(home, "sparse"), 0o400),
+		os.WriteFile(kept, []byte("precious"), 0o600),
+		os.Link(kept, filepath.Join(home, "hard")),
+		os.Symlink(b.cfg.Dir, filepath.Join(home, "link")),
+		unix.Mkfifo(filepath.Join(home, "pipe"), 0o600),
+		os.Mkdir(filepath.Join(home, "closed"), 0),
+		os.WriteFile(filepath.Join(home, "sparse"), nil, 0o600),
+		os.Truncate(filepath.Join(home, "sparse"), 1<<40),
+		os.Chmod(filepath.Join(home, "sparse"), 0o400),
 	); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 2 {
-		b.tell(intent(i, digest, pod.Stopped, 20))
+		b.write(intent(i, digest, pod.Stopped, 20))
 		b.awaitState(i, pod.StateStopped, 20, "")
 	}
 	for _, name := range []string{"rc1.main.0", "rc1.main.1", ".removed"} {
@@ -77,32 +82,31 @@ func TestHostileLeftovers(t *testing.T) {
 		})
 	}
 	if text := b.text(kept); text != "precious" {
-		t.Errorf("what a link of the pod led to: %q", text)
+		t.Errorf("the target of the pod's link has the text %q", text)
 	}
-	// It starts anew.
-	b.tell(intent(0, digest, pod.Running, 30))
+	b.write(intent(0, digest, pod.Running, 30))
 	b.awaitReady(0, digest, 30)
 }
 
-// The number of a pod that is forgotten is another pod's, once nothing on the disk is the former one's.
-func TestUserNumbersAreGivenBack(t *testing.T) {
+// A forgotten pod's user number is given again when no file of the pod is left.
+func TestUserNumbersOfForgottenPodsAreUsedAgain(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	host := b.isolated()
 	if !host.Mapped(b.cfg.Isolation.Users.First, b.cfg.Isolation.Users.Last) {
-		b.cfg.Isolation.Users = install.UserRange{} // without numbers none are used up
+		b.cfg.Isolation.Users = install.UserRange{} // the host has no numbers
 	} else {
-		b.cfg.Isolation.Users.Last = b.cfg.Isolation.Users.First // one
+		b.cfg.Isolation.Users.Last = b.cfg.Isolation.Users.First // one number
 	}
 	b.cfg.KeepStopped, b.cfg.KeepTombstones, b.cfg.CollectEvery = 1, 1, b.cfg.BusyPoll
 	b.start()
 	digest := b.upload(b.sleeper("1"))
 	for i := range 3 {
-		b.tell(intent(i, digest, pod.Running, 10))
+		b.write(intent(i, digest, pod.Running, 10))
 		b.awaitReady(i, digest, 10)
-		b.tell(intent(i, digest, pod.Stopped, 20))
+		b.write(intent(i, digest, pod.Stopped, 20))
 		b.awaitState(i, pod.StateStopped, 20, "")
-		b.forget(i)
+		b.deleteIntent(i)
 		b.awaitNoReality(i)
 		b.eventually(func() error {
 			if got := b.names("pods"); len(got) > 0 {
@@ -113,7 +117,7 @@ func TestUserNumbersAreGivenBack(t *testing.T) {
 	}
 }
 
-// stallingState takes as long over removing a record as a disk may.
+// stallingState removes a record when the test lets it.
 type stallingState struct {
 	preparer.State
 	begun, over chan struct{}
@@ -125,8 +129,8 @@ func (s *stallingState) Forget(name string) error {
 	return s.State.Forget(name)
 }
 
-// A disk that takes long over what is forgotten keeps nothing else from being done and reported.
-func TestStalledDiskHoldsNothingElseUp(t *testing.T) {
+// While a tombstone's removal is slow, the node starts and reports other pods.
+func TestSlowRemovalOfATombstoneDelaysNoOtherPod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	disk, err := preparer.NewDisk(b.inNode("pods"))
@@ -139,20 +143,20 @@ func TestStalledDiskHoldsNothingElseUp(t *testing.T) {
 	b.cfg.KeepStopped, b.cfg.KeepTombstones, b.cfg.CollectEvery = 1, 1, b.cfg.BusyPoll
 	b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
-	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.write(intent(0, digest, pod.Stopped, 20))
 	b.awaitState(0, pod.StateStopped, 20, "")
-	b.forget(0)
+	b.deleteIntent(0)
 	select {
 	case <-state.begun:
 	case <-time.After(patience):
 		t.Fatal("the tombstone was not removed")
 	}
-	b.tell(intent(1, digest, pod.Running, 10))
+	b.write(intent(1, digest, pod.Running, 10))
 	b.awaitReady(1, digest, 10)
-	// The one that is being forgotten is told to run meanwhile: it does so once that is over, from a record of its own.
-	b.tell(intent(0, digest, pod.Running, 30))
+	// The tombstone's pod starts after the removal, with a new record.
+	b.write(intent(0, digest, pod.Running, 30))
 	state.over <- struct{}{}
 	b.awaitReady(0, digest, 30)
 }

@@ -28,7 +28,8 @@ import (
 func TestLifeOfAPod(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	few, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr, MaxConns: 6 - consul.LivenessConns}) // all that P8 allows
+	// P8 allows only so many connections.
+	few, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr, MaxConns: 6 - consul.LivenessConns})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,13 +41,13 @@ func TestLifeOfAPod(t *testing.T) {
 		t.Errorf("node record %+v", n)
 	}
 	digest := b.upload(b.server("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
 	b.checkEnvironment(digest)
 	counted := intent(0, digest, pod.Running, 12)
-	counted.Replicas = 7 // which restarts nothing, and what runs does not see it
-	b.tell(counted)
+	counted.Replicas = 7 // this restarts no process, and running processes keep their POD_REPLICAS
+	b.write(counted)
 	b.awaitReady(0, digest, 12)
 	b.mustKeepPID(0, pid)
 	b.checkEnvironment(digest)
@@ -58,31 +59,31 @@ func TestLifeOfAPod(t *testing.T) {
 		return nil
 	})
 
-	b.tell(intent(0, digest, pod.Running, 20)) // nothing but a new revision
+	b.write(intent(0, digest, pod.Running, 20)) // only a new revision
 	b.awaitReady(0, digest, 20)
 	b.mustKeepPID(0, pid)
 
-	b.tell(intent(0, digest, pod.Stopped, 20)) // not a newer revision
-	b.tell(intent(1, digest, pod.Stopped, 5))  // never seen here
+	b.write(intent(0, digest, pod.Stopped, 20)) // not a newer revision
+	b.write(intent(1, digest, pod.Stopped, 5))  // unknown to the node
 	b.awaitState(1, pod.StateStopped, 5, "")
 	b.mustKeepPID(0, pid)
 
-	b.tell(intent(0, digest, pod.Stopped, 30))
+	b.write(intent(0, digest, pod.Stopped, 30))
 	b.awaitState(0, pod.StateStopped, 30, "")
 	if procs, local := b.procs(0), b.services(); syscall.Kill(pid, 0) == nil || len(local) != 0 {
 		t.Errorf("reported stopped with processes %+v and services %v", procs, local)
 	}
 
-	b.tell(intent(0, digest, pod.Running, 30))
+	b.write(intent(0, digest, pod.Running, 30))
 	b.awaitState(0, pod.StateStopped, 30, "refused to run revision 30")
-	b.forget(0)
-	b.forget(1)
+	b.deleteIntent(0)
+	b.deleteIntent(1)
 	for i := range 2 {
 		b.awaitNoReality(i)
 	}
-	b.tell(intent(0, digest, pod.Running, 29)) // the tombstone outlives the reality
+	b.write(intent(0, digest, pod.Running, 29)) // the tombstone outlives the reality
 	b.awaitState(0, pod.StateStopped, 30, "refused to run revision 29")
-	b.tell(intent(0, digest, pod.Running, 31))
+	b.write(intent(0, digest, pod.Running, 31))
 	b.awaitReady(0, digest, 31)
 }
 
@@ -101,7 +102,9 @@ func (b *bench) awaitNoReality(index int) {
 
 func (b *bench) checkEnvironment(digest string) {
 	b.t.Helper()
-	req, err := http.NewRequestWithContext(b.t.Context(), http.MethodGet, "http://"+net.JoinHostPort(b.cfg.Node.Address, strconv.Itoa(httpPort)), nil)
+	req, err := http.NewRequestWithContext(
+		b.t.Context(), http.MethodGet, "http://"+net.JoinHostPort(b.cfg.Node.Address, strconv.Itoa(httpPort)), nil,
+	)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -117,7 +120,8 @@ func (b *bench) checkEnvironment(digest string) {
 	}
 	home := filepath.Join(b.cfg.Dir, "homes", "rc1.main.0")
 	for _, want := range []string{
-		"NODE_NAME=" + b.cfg.Node.Name, "NODE_ADDRESS=" + b.cfg.Node.Address, "POD_ID=web", "POD_HOME=" + home, "POD_DIGEST=" + digest,
+		"NODE_NAME=" + b.cfg.Node.Name, "NODE_ADDRESS=" + b.cfg.Node.Address,
+		"POD_ID=web", "POD_HOME=" + home, "POD_DIGEST=" + digest,
 		"RC_ID=rc1", "POD_ROLE=main", "POD_INDEX=0", "POD_REPLICAS=4", "PORT_HTTP_MAIN=18080", "VERSION=1",
 	} {
 		if !slices.Contains(env, want) {
@@ -134,7 +138,7 @@ func TestUpgradeKeepsTheOldUntilTheNewIsThere(t *testing.T) {
 	b := newBench(t)
 	b.start()
 	first := b.upload(b.server("1"))
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	b.awaitReady(0, first, 10)
 	pid := b.pid(0)
 
@@ -142,28 +146,27 @@ func TestUpgradeKeepsTheOldUntilTheNewIsThere(t *testing.T) {
 	next.Launchables[0].Artifact = b.artifacts.add(t, "# another\nexec "+testBinary()+" "+serveArg)
 	b.artifacts.setMissing(next.Launchables[0].Artifact, true)
 	second := b.upload(next)
-	b.tell(intent(0, second, pod.Running, 20))
+	b.write(intent(0, second, pod.Running, 20))
 	r := b.awaitState(0, pod.StateFailed, 20, "no such file")
 	if r.Digest != first || !r.Available {
 		t.Errorf("reality %+v, want the first version available", r)
 	}
 	b.mustKeepPID(0, pid)
 
-	b.tell(intent(0, first, pod.Running, 30)) // back to what runs
+	b.write(intent(0, first, pod.Running, 30)) // back to the running version
 	b.awaitReady(0, first, 30)
 	b.mustKeepPID(0, pid)
 
 	b.artifacts.setMissing(next.Launchables[0].Artifact, false)
-	b.tell(intent(0, second, pod.Running, 40))
+	b.write(intent(0, second, pod.Running, 40))
 	b.awaitReady(0, second, 40)
 	if now := b.pid(0); now == pid || syscall.Kill(pid, 0) == nil {
 		t.Errorf("pid %d after an upgrade from %d", now, pid)
 	}
-	b.tell(intent(0, first, pod.Running, 50)) // an earlier version again
+	b.write(intent(0, first, pod.Running, 50)) // an earlier version again
 	b.awaitReady(0, first, 50)
 }
 
-// comm is the name of this process as the kernel has it.
 func comm(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/comm")
@@ -173,7 +176,7 @@ func comm(t *testing.T) string {
 	return strings.TrimSpace(string(text))
 }
 
-func TestPortTaken(t *testing.T) {
+func TestTheReportNamesTheHolderOfATakenPort(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	var config net.ListenConfig
@@ -183,7 +186,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	b.start()
 	digest := b.upload(b.server("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateFailed, 10, fmt.Sprintf("process %d (%q) holds %s", os.Getpid(), comm(t), listener.Addr()))
 	if procs, local := b.procs(0), b.services(); len(procs)+len(local) != 0 {
 		t.Errorf("processes %+v, services %v", procs, local)
@@ -194,8 +197,8 @@ func TestPortTaken(t *testing.T) {
 	b.awaitReady(0, digest, 10)
 }
 
-// A dynamic port has the number that the intent says; without one nothing is started.
-func TestDynamicPort(t *testing.T) {
+// A dynamic port has the intent's number. Without one, the pod does not start.
+func TestDynamicPortNeedsANumber(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -204,22 +207,22 @@ func TestDynamicPort(t *testing.T) {
 	digest := b.upload(m)
 	in := intent(0, digest, pod.Running, 10)
 	in.Ports = map[string]int{m.Ports[0].Name: 0}
-	b.tell(in)
+	b.write(in)
 	b.awaitState(0, pod.StateFailed, 10, "the farm gave it no number")
 	in.Revision, in.Ports = 20, map[string]int{m.Ports[0].Name: httpPort}
-	b.tell(in)
+	b.write(in)
 	b.awaitReady(0, digest, 20)
 	if s := b.services(); len(s) != 1 {
 		t.Errorf("services %v, want one", s)
 	}
 }
 
-func TestManifestThatCannotBeUsed(t *testing.T) {
+func TestTheReportSaysWhyAManifestIsUnusable(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	digest, value := encodeManifest(t, b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateFailed, 10, "is not in Consul; apply it again")
 
 	b.commit(consul.Set(b.keys.Manifests.Key(digest), []byte(`{"manifest":{"version":1}}`)))
@@ -228,14 +231,14 @@ func TestManifestThatCannotBeUsed(t *testing.T) {
 	canonical := `{"version":1,"id":"web","launchables":[]}`
 	invalid := manifestDigest(canonical)
 	b.commit(consul.Set(b.keys.Manifests.Key(invalid), []byte(`{"manifest":`+canonical+`}`)))
-	b.tell(intent(1, invalid, pod.Running, 10))
+	b.write(intent(1, invalid, pod.Running, 10))
 	b.awaitState(1, pod.StateFailed, 10, "launchables")
 
 	whole := strings.TrimSuffix(strings.TrimPrefix(string(value), `{"manifest":`), "}")
 	newer := strings.TrimSuffix(whole, "}") + `,"sidecars":[1]}`
 	unknown := manifestDigest(newer)
 	b.commit(consul.Set(b.keys.Manifests.Key(unknown), []byte(`{"manifest":`+newer+`}`)))
-	b.tell(intent(2, unknown, pod.Running, 10))
+	b.write(intent(2, unknown, pod.Running, 10))
 	b.awaitState(2, pod.StateFailed, 10, "upgrade the preparer")
 
 	b.commit(consul.Set(b.keys.Manifests.Key(digest), value))
@@ -247,30 +250,30 @@ func TestCrashingPodIsReported(t *testing.T) {
 	b := newBench(t)
 	b.start()
 	digest := b.upload(b.pod("exit 7", "1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReality(0, "an exit status", func(r pod.Reality) bool {
 		return !r.Available && r.Restarts > 0 && r.LastExit != nil && r.LastExit.Code == 7
 	})
-	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.write(intent(0, digest, pod.Stopped, 11))
 	b.awaitState(0, pod.StateStopped, 11, "")
 }
 
-// An intent that this build does not understand is no reason to do anything.
-func TestUnreadableIntents(t *testing.T) {
+// A pod with an intent that this build does not understand stays as it is.
+func TestUnreadableIntentsChangeNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10))
 	pids := []int{}
 	for i := range 2 {
 		b.awaitReady(i, digest, 10)
 		pids = append(pids, b.pid(i))
 	}
-	b.tell(intent(0, digest, "paused", 20))
+	b.write(intent(0, digest, "paused", 20))
 	b.commit(consul.Set(b.keys.Intents.Key(b.cfg.Node.Name, identity(1).String()), []byte("{")))
 	b.awaitLog("some intents cannot be understood")
-	b.tell(intent(2, digest, pod.Running, 10))
+	b.write(intent(2, digest, pod.Running, 10))
 	b.awaitReady(2, digest, 10)
 	for i, pid := range pids {
 		b.awaitReady(i, digest, 10)
@@ -279,18 +282,21 @@ func TestUnreadableIntents(t *testing.T) {
 	b.awaitNode("no orphans", func(n node.Node, _ string) bool { return len(n.Orphans) == 0 })
 }
 
-// Services of this node follow its pods, whatever others do to them.
-func TestServicesAreKept(t *testing.T) {
+// The node restores services that another program changed, and removes unknown ones with its name.
+func TestChangedServicesAreRestored(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	digest := b.upload(b.server("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	stray := consul.Service{ID: id + "-stray", Name: "web", Meta: map[string]string{register.MetaNode: b.cfg.Node.Name}}
-	foreign := consul.Service{ID: "foreign-" + b.cfg.Node.Name, Name: "web", Meta: map[string]string{register.MetaNode: "other-" + b.cfg.Node.Name}}
-	daemon := consul.Service{ID: "rcfarm-preparer-" + b.cfg.Node.Name, Name: "daemon", Meta: stray.Meta} // not a pod's
+	foreign := consul.Service{
+		ID: "foreign-" + b.cfg.Node.Name, Name: "web",
+		Meta: map[string]string{register.MetaNode: "other-" + b.cfg.Node.Name},
+	}
+	daemon := consul.Service{ID: "rcfarm-preparer-" + b.cfg.Node.Name, Name: "daemon", Meta: stray.Meta} // of no pod
 	for _, s := range []consul.Service{stray, foreign, daemon} {
 		if err := b.client.Services.RegisterService(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -312,38 +318,45 @@ func TestServicesAreKept(t *testing.T) {
 	}
 }
 
-// Each named port is a service; an upgrade takes away those whose ports went, a stop all of them.
-func TestServiceOfEachPort(t *testing.T) {
+// Each named port is a service. An upgrade deregisters the services that the new version lacks, and a stop deregisters
+// all.
+func TestEachPortIsAService(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	first := b.server("1")
-	first.Ports = append([]manifest.Port{{Name: "admin", Dynamic: true}, {Name: "metrics", Dynamic: true}}, first.Ports...)
+	first.Ports = append(
+		[]manifest.Port{{Name: "admin", Dynamic: true}, {Name: "metrics", Dynamic: true}}, first.Ports...,
+	)
 	first.Service = &manifest.Service{Name: "shop", Tags: []string{"v1", "blue"}, Meta: map[string]string{"team": "a"}}
 	in := intent(0, b.upload(first), pod.Running, 10)
 	in.Ports = map[string]int{"http-main": httpPort, "admin": 7001, "metrics": 7002}
-	b.tell(in)
+	b.write(in)
 	b.awaitReady(0, in.Digest, 10)
 	id := register.ServiceID(b.cfg.Node.Name, identity(0))
-	b.awaitServices(map[string]string{id: "shop:" + strconv.Itoa(httpPort), id + ".admin": "shop-admin:7001", id + ".metrics": "shop-metrics:7002"}, first.Service)
+	b.awaitServices(map[string]string{
+		id: "shop:" + strconv.Itoa(httpPort), id + ".admin": "shop-admin:7001", id + ".metrics": "shop-metrics:7002",
+	}, first.Service)
 
 	next := b.server("2")
 	next.Ports = append(next.Ports, manifest.Port{Name: "metrics", Dynamic: true})
 	next.Service = &manifest.Service{Port: "metrics"}
 	in.Digest, in.Revision = b.upload(next), 20
 	delete(in.Ports, "admin")
-	b.tell(in)
+	b.write(in)
 	b.awaitReady(0, in.Digest, 20)
-	b.awaitServices(map[string]string{id: "web:7002", id + ".http-main": "web-http-main:" + strconv.Itoa(httpPort)}, &manifest.Service{})
+	b.awaitServices(
+		map[string]string{id: "web:7002", id + ".http-main": "web-http-main:" + strconv.Itoa(httpPort)},
+		&manifest.Service{},
+	)
 
 	in.State, in.Revision = pod.Stopped, 30
-	b.tell(in)
+	b.write(in)
 	b.awaitState(0, pod.StateStopped, 30, "")
 	b.awaitServices(map[string]string{}, nil)
 }
 
-// awaitServices waits until the agent has exactly these services of the node, as name:port by their ids, all of them passing, with
-// the tags and the meta of the given one.
+// awaitServices waits until exactly these services pass: name:port by id, with the tags and meta of as.
 func (b *bench) awaitServices(want map[string]string, as *manifest.Service) {
 	b.t.Helper()
 	b.eventually(func() error {
@@ -377,7 +390,6 @@ func (b *bench) awaitServices(want map[string]string, as *manifest.Service) {
 	})
 }
 
-// agentSays reads what the local agent answers to a GET.
 func agentSays(t *testing.T, path string, answer any) error {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+consultest.Shared(t).Addr+path, nil)
@@ -395,7 +407,7 @@ func agentSays(t *testing.T, path string, answer any) error {
 	return json.NewDecoder(res.Body).Decode(answer)
 }
 
-// A pod whose artifact takes for ever to come can be stopped all the same.
+// A pod can be stopped while its artifact is fetched.
 func TestStopInterruptsAFetch(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -403,10 +415,10 @@ func TestStopInterruptsAFetch(t *testing.T) {
 	b.cfg.Artifacts = stuckArtifacts(stuck)
 	b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateFetching, 10, "")
 	<-stuck
-	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.write(intent(0, digest, pod.Stopped, 11))
 	b.awaitState(0, pod.StateStopped, 11, "")
 }
 
@@ -418,8 +430,8 @@ func (s stuckArtifacts) Ensure(ctx context.Context, _ manifest.Artifact) (string
 	return "", ctx.Err()
 }
 
-// A pod of two processes is available when both run, and neither outlives the stop.
-func TestTwoProcesses(t *testing.T) {
+// A pod with two processes is available only with both, and a stop stops both.
+func TestPodWithTwoProcessesNeedsBoth(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -428,7 +440,7 @@ func TestTwoProcesses(t *testing.T) {
 	side.Name = "side"
 	m.Launchables = append(m.Launchables, side)
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	procs := b.procs(0)
 	if len(procs) != 2 {
@@ -440,7 +452,7 @@ func TestTwoProcesses(t *testing.T) {
 	b.awaitReality(0, "one restart", func(r pod.Reality) bool {
 		return r.Available && r.Restarts == 1 && r.LastExit != nil && r.LastExit.Signal == "SIGKILL"
 	})
-	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.write(intent(0, digest, pod.Stopped, 11))
 	b.awaitState(0, pod.StateStopped, 11, "")
 	for _, proc := range procs {
 		if syscall.Kill(proc.PID, 0) == nil {

@@ -23,7 +23,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// leaveResting writes the files of so many services that have stopped, one after the other.
 func (b *bench) leaveResting(n int) {
 	b.t.Helper()
 	files, err := local.OpenDisk(filepath.Join(b.cfg.Dir, "local"))
@@ -46,8 +45,8 @@ func (b *bench) leaveResting(n int) {
 	}
 }
 
-// Other labels of the same manifest come to the records of all replicas, whose processes run on.
-func TestLocalLabels(t *testing.T) {
+// A request with other labels and the same manifest changes the records of all replicas, and restarts no process.
+func TestNewLabelsOfALocalServiceRestartNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
@@ -74,7 +73,7 @@ func TestLocalLabels(t *testing.T) {
 			err = json.Unmarshal(data, &rec)
 		}
 		if err != nil || rec.Intent.Labels["tier"] != "front" {
-			t.Errorf("the record of replica %d says %+v, %v", i, rec.Intent, err)
+			t.Errorf("the record of replica %d has %+v, %v", i, rec.Intent, err)
 		}
 	}
 	if now := b.alive("web"); !maps.Equal(now, before) {
@@ -82,8 +81,8 @@ func TestLocalLabels(t *testing.T) {
 	}
 }
 
-// A node runs what its policy lets it run, and says so before anything has changed.
-func TestLocalTrust(t *testing.T) {
+// A local service that the trust policy does not allow is refused before anything has changed.
+func TestLocalServicesNeedASignatureUnderATrustPolicy(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.trustOnly("key_ed25519")
@@ -110,20 +109,24 @@ func TestLocalTrust(t *testing.T) {
 	}
 	stolen := signed(one, "key_ed25519")
 	stolen.Spec.Manifest = b.specOf(two).Manifest
-	for name, r := range map[string]scale.Request{"unsigned": scale.New("web", 1).WithSpec(b.specOf(two)), "another's": signed(two, "key_rsa"), "of another manifest": stolen} {
+	for name, r := range map[string]scale.Request{
+		"unsigned": scale.New("web", 1).WithSpec(b.specOf(two)), "another's": signed(two, "key_rsa"),
+		"of another manifest": stolen,
+	} {
 		if err := a.ask(t, r); !errors.Is(err, scale.ErrInvalid) || !strings.Contains(err.Error(), "trust policy") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if now, err := os.ReadFile(file); err != nil || !bytes.Equal(now, before) {
-		t.Errorf("after what was refused: %s, %v", now, err)
+		t.Errorf("after the refused requests: %s, %v", now, err)
 	}
 	a.must(t, signed(two, "key_ed25519"))
 	b.awaitLocal("web", 0, two)
 }
 
-// Requests that come at once are taken one after the other: the latest is what comes of them, whichever came first, and each that is taken has its room.
-func TestLocalRequestsAtOnce(t *testing.T) {
+// Concurrent requests are carried out one by one. The highest revision wins in any order, and each accepted request has
+// reserved its capacity.
+func TestTheLatestOfConcurrentLocalRequestsWins(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.Node.Capacity = node.Capacity{Slots: 8}
@@ -138,7 +141,8 @@ func TestLocalRequestsAtOnce(t *testing.T) {
 			r := scale.New("web", uint32(1+i%4)).WithSpec(spec)
 			r.Revision = int64(i + 1)
 			err := a.ask(t, r)
-			if errors.Is(err, scale.ErrConflict) && strings.Contains(err.Error(), "older than") && r.Revision < requests {
+			if errors.Is(err, scale.ErrConflict) && strings.Contains(err.Error(), "older than") &&
+				r.Revision < requests {
 				return nil
 			}
 			return err

@@ -26,12 +26,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// localPod is the identity of a replica of a local service.
 func localPod(service string, index int) pod.Identity {
 	return pod.Identity{RCID: pod.LocalRC(service), Role: "main", Index: index}
 }
 
-// ask sends a request as a program does that reaches the node's API.
 func (a *agent) ask(t *testing.T, r scale.Request) error {
 	t.Helper()
 	answer, err := a.Scale(t.Context(), r)
@@ -41,7 +39,7 @@ func (a *agent) ask(t *testing.T, r scale.Request) error {
 	return err
 }
 
-// must asks again while the node says that it cannot say yet, as clients do.
+// must repeats a request while the node is not ready.
 func (a *agent) must(t *testing.T, r scale.Request) {
 	t.Helper()
 	consultest.Eventually(t, patience, func() error {
@@ -74,7 +72,8 @@ func (b *bench) awaitLocal(service string, index int, m manifest.Manifest) (r po
 	b.t.Helper()
 	digest, _ := encodeManifest(b.t, m)
 	b.eventually(func() (err error) {
-		if r, err = b.localReality(localPod(service, index)); err == nil && (!r.Available || r.Digest != digest || r.Kind != pod.KindLocal) {
+		if r, err = b.localReality(localPod(service, index)); err == nil &&
+			(!r.Available || r.Digest != digest || r.Kind != pod.KindLocal) {
 			err = fmt.Errorf("reality %+v", r)
 		}
 		return err
@@ -82,7 +81,6 @@ func (b *bench) awaitLocal(service string, index int, m manifest.Manifest) (r po
 	return r
 }
 
-// awaitNoLocal waits until Consul has nothing of a replica.
 func (b *bench) awaitNoLocal(service string, index int) {
 	b.t.Helper()
 	b.eventually(func() error {
@@ -119,7 +117,6 @@ func (b *bench) awaitClaims(want ...pod.Identity) {
 	})
 }
 
-// alive returns the pids of what runs of a service, by identity.
 func (b *bench) alive(service string) map[pod.Identity]int {
 	b.t.Helper()
 	all, _, err := b.runtime.Watch(b.t.Context(), 0)
@@ -135,8 +132,9 @@ func (b *bench) alive(service string) map[pod.Identity]int {
 	return pids
 }
 
-// A local service needs no farm: it starts, is scaled and rolled, runs on through the death of its preparer and without Consul, and is remembered when all of it has stopped, but for those that stopped long ago.
-func TestLocalService(t *testing.T) {
+// A local service needs no farm. It starts and scales by requests, and runs on without the preparer and without Consul.
+// Its record outlives its stop, unless many other services have stopped since.
+func TestLocalServiceScalesAndRunsOnWithoutConsul(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
@@ -152,10 +150,10 @@ func TestLocalService(t *testing.T) {
 	before := b.alive("web")
 
 	a.stop()
-	a = b.startAlone() // without Consul what was accepted stands, and less is no matter of room
+	a = b.startAlone() // without Consul the service continues to run, and fewer replicas need no reservation
 	b.eventually(a.Ready)
 	if err := a.ask(t, scale.New("web", 3)); !errors.Is(err, scale.ErrUnavailable) {
-		t.Errorf("more without Consul: %v", err)
+		t.Errorf("more replicas without Consul: %v", err)
 	}
 	a.must(t, scale.New("web", 1))
 	b.eventually(func() error {
@@ -184,7 +182,7 @@ func TestLocalService(t *testing.T) {
 			t.Errorf("left in Consul: %s, %v", key, err)
 		}
 	}
-	a.stop() // what has stopped is remembered by the next preparer
+	a.stop() // the next preparer knows the stopped service
 	b.leaveResting(local.MaxResting)
 	a = b.start()
 	a.must(t, scale.New("web", 0))
@@ -192,7 +190,7 @@ func TestLocalService(t *testing.T) {
 	b.awaitLocal("web", 0, one)
 	b.eventually(func() error {
 		if _, err := os.Stat(filepath.Join(b.cfg.Dir, "local", "old-0.json")); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("what stopped first is not forgotten: %w", err)
+			return fmt.Errorf("the service that stopped first is not forgotten: %w", err)
 		}
 		return nil
 	})
@@ -200,12 +198,13 @@ func TestLocalService(t *testing.T) {
 		t.Errorf("after it was forgotten: %v", err)
 	}
 	if err := a.ask(t, scale.New("old-1", 0)); err != nil {
-		t.Errorf("what stopped later: %v", err)
+		t.Errorf("the service that stopped later: %v", err)
 	}
 }
 
-// Replicas get another version one after the other, and one that is sick keeps the rest at what they have.
-func TestLocalRoll(t *testing.T) {
+// Replicas get a new version one after the other. While a replica with the new version is not available, the others
+// keep theirs.
+func TestLocalServiceIsUpgradedOneReplicaAfterTheOther(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
@@ -222,15 +221,17 @@ func TestLocalRoll(t *testing.T) {
 	a.must(t, scale.New("web", 3).WithSpec(b.specOf(sick)))
 	digest, _ := encodeManifest(t, sick)
 	b.eventually(func() error {
-		if r, err := b.localReality(localPod("web", 0)); err != nil || r.Digest != digest || r.State != pod.StateRunning {
+		if r, err := b.localReality(localPod("web", 0)); err != nil || r.Digest != digest ||
+			r.State != pod.StateRunning {
 			return fmt.Errorf("%+v, %w", r, err)
 		}
 		return nil
 	})
-	a.stop() // a restart changes nothing about that
+	a.stop() // a restart of the preparer does not change this
 	a = b.start()
 	b.awaitServing()
-	if now := b.alive("web"); now[localPod("web", 1)] != before[localPod("web", 1)] || now[localPod("web", 2)] != before[localPod("web", 2)] {
+	if now := b.alive("web"); now[localPod("web", 1)] != before[localPod("web", 1)] ||
+		now[localPod("web", 2)] != before[localPod("web", 2)] {
 		t.Errorf("%v run, before %v", now, before)
 	}
 	a.must(t, scale.New("web", 3).WithSpec(b.specOf(two)))
@@ -239,8 +240,9 @@ func TestLocalRoll(t *testing.T) {
 	}
 }
 
-// What there is no room for is refused, says what is missing, and changes nothing; a farm's claim counts, and one that is lost comes back.
-func TestLocalRoom(t *testing.T) {
+// A request for more than the node's capacity changes nothing. Pods of controllers reduce the capacity. A lost share of
+// a local service is reserved again.
+func TestLocalServicesReserveCapacity(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.Node.Capacity = node.Capacity{Slots: 4, Memory: 1000}
@@ -273,7 +275,8 @@ func TestLocalRoom(t *testing.T) {
 		}(), 2, "20000 to 20001, has too few numbers left"},
 		{b.sleeper("2"), 4, "slots: it offers 4, 4 are taken, 1 more are asked for"},
 	} {
-		if err := a.ask(t, scale.New("web", c.n).WithSpec(b.specOf(c.m))); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), c.want) {
+		if err := a.ask(t, scale.New("web", c.n).WithSpec(b.specOf(c.m))); !errors.Is(err, scale.ErrConflict) ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("want %q: %v", c.want, err)
 		}
 	}
@@ -287,42 +290,44 @@ func TestLocalRoom(t *testing.T) {
 	a.stop()
 	a = b.start()
 	b.awaitClaims(identity(0), localPod("web", 0))
-	reserve(node.NewClaim(identity(0), nil, 0, 500)) // as somebody would who took it for a leak
+	reserve(node.NewClaim(identity(0), nil, 0, 500)) // removes the service's share
 	b.awaitClaims(identity(0), localPod("web", 0))
-	reserve(node.NewClaim(localPod("gone", 0), nil, 0, 1)) // what nothing explains
+	reserve(node.NewClaim(localPod("gone", 0), nil, 0, 1)) // a share of no local service
 	b.awaitClaims(localPod("web", 0))
 	data, err := json.Marshal(node.Reservation{Ineligible: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.commit(consul.Set(b.keys.Reservations.Key(b.cfg.Node.Name), data))
-	if err := a.ask(t, scale.New("web", 2)); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), "drained") {
+	if err := a.ask(t, scale.New("web", 2)); !errors.Is(err, scale.ErrConflict) ||
+		!strings.Contains(err.Error(), "drained") {
 		t.Errorf("on a drained node: %v", err)
 	}
 	b.awaitClaims(localPod("web", 0))
 }
 
-// A name has one owner on a node, the first.
-func TestLocalNames(t *testing.T) {
+// A name belongs to the local service or pod that wants it first.
+func TestALocalServiceAndAPodCannotHaveTheSameName(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	m := b.sleeper("1")
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
-	if err := a.ask(t, scale.New("web", 1).WithSpec(b.specOf(m))); !errors.Is(err, scale.ErrConflict) || !strings.Contains(err.Error(), "that of pod rc1/main.0") {
+	if err := a.ask(t, scale.New("web", 1).WithSpec(b.specOf(m))); !errors.Is(err, scale.ErrConflict) ||
+		!strings.Contains(err.Error(), "pod rc1/main.0 of a controller has the name") {
 		t.Errorf("a controller's name: %v", err)
 	}
-	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.write(intent(0, digest, pod.Stopped, 11))
 	b.awaitState(0, pod.StateStopped, 11, "")
 	b.eventually(func() error { return a.ask(t, scale.New("web", 1).WithSpec(b.specOf(m))) })
 	b.awaitLocal("web", 0, m)
-	b.tell(intent(0, digest, pod.Running, 12))
+	b.write(intent(0, digest, pod.Running, 12))
 	b.awaitState(0, pod.StatePending, 12, `the local service "web" has its name`)
-	other := localPod("web", 0) // whoever writes intents does not change what is the node's own
-	b.tell(pod.Intent{Identity: other, PodID: "web", Digest: digest, State: pod.Stopped, Revision: 1 << 50})
-	b.awaitLog("only requests to this node change")
+	other := localPod("web", 0) // an intent cannot change a local service
+	b.write(pod.Intent{Identity: other, PodID: "web", Digest: digest, State: pod.Stopped, Revision: 1 << 50})
+	b.awaitLog("only requests to this node may change")
 	if n := b.alive("web"); len(n) != 1 {
 		t.Errorf("%v run", n)
 	}
@@ -330,8 +335,8 @@ func TestLocalNames(t *testing.T) {
 	b.awaitReady(0, digest, 12)
 }
 
-// Requests that are wrong, too old, or not for this build change nothing.
-func TestLocalRefusals(t *testing.T) {
+// Requests that are invalid, too old, or of a newer release change nothing.
+func TestRefusedLocalRequestsChangeNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
@@ -351,19 +356,30 @@ func TestLocalRefusals(t *testing.T) {
 		is   error
 		want string
 	}{
-		"older":        {revised(6, 0), scale.ErrConflict, "older than 7"},
-		"another's":    {scale.New("web", 1).WithSpec(b.specOf(other)), scale.ErrInvalid, "spec.manifest.id"},
-		"no manifest":  {scale.New("web", 1).WithSpec(b.specOf(root)), scale.ErrInvalid, "spec.manifest.launchables"},
-		"no known one": {scale.New("web", 1).WithSpec(scale.Spec{Manifest: json.RawMessage(`{"colour":"red"}`)}), scale.ErrInvalid, "spec.manifest.colour"},
-		"labels":       {scale.New("web", 1).WithSpec(scale.Spec{Manifest: b.specOf(m).Manifest, Labels: map[string]string{"-": ""}}), scale.ErrInvalid, "spec.labels"},
-		"name":         {scale.New(strings.Repeat("w", 60), 1), scale.ErrInvalid, "at most 57"},
-		"one role":     {scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "main"}, {Role: "default"}}), scale.ErrInvalid, "assignments[1].role"},
+		"older":       {revised(6, 0), scale.ErrConflict, "older than 7"},
+		"another's":   {scale.New("web", 1).WithSpec(b.specOf(other)), scale.ErrInvalid, "spec.manifest.id"},
+		"no manifest": {scale.New("web", 1).WithSpec(b.specOf(root)), scale.ErrInvalid, "spec.manifest.launchables"},
+		"no known one": {
+			scale.New("web", 1).WithSpec(scale.Spec{Manifest: json.RawMessage(`{"colour":"red"}`)}), scale.ErrInvalid,
+			"spec.manifest.colour",
+		},
+		"labels": {
+			scale.New("web", 1).WithSpec(scale.Spec{
+				Manifest: b.specOf(m).Manifest, Labels: map[string]string{"-": ""},
+			}),
+			scale.ErrInvalid, "spec.labels",
+		},
+		"name": {scale.New(strings.Repeat("w", 60), 1), scale.ErrInvalid, "at most 57"},
+		"one role": {
+			scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "main"}, {Role: "default"}}),
+			scale.ErrInvalid, "assignments[1].role",
+		},
 	} {
 		if err := a.ask(t, c.r); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	a.must(t, revised(7, 1)) // the last one again
+	a.must(t, revised(7, 1)) // the last request again
 	a.must(t, scale.New("web", 1))
 	b.awaitLocal("web", 0, m)
 	if n := b.alive("web"); len(n) != 1 {
@@ -371,8 +387,8 @@ func TestLocalRefusals(t *testing.T) {
 	}
 }
 
-// Where the file of a service is lost its pods run on, and keep their claims, until a request takes them over.
-func TestLocalFileLost(t *testing.T) {
+// If a local service's file is lost, its pods run on and keep their shares, until a request defines it again.
+func TestPodsOfALostLocalServiceRunOn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
@@ -396,7 +412,7 @@ func TestLocalFileLost(t *testing.T) {
 	})
 	b.awaitClaims(localPod("web", 0), localPod("web", 1))
 	if n := b.awaitServing(); n.OrphanCount() != 0 {
-		t.Errorf("%d orphans are told", n.OrphanCount())
+		t.Errorf("the node's record has %d orphans", n.OrphanCount())
 	}
 	a.must(t, scale.New("web", 1).WithSpec(b.specOf(m)))
 	b.awaitClaims(localPod("web", 0))
@@ -408,8 +424,8 @@ func TestLocalFileLost(t *testing.T) {
 	})
 }
 
-// A preparer that dies between two steps of a request leaves either all of it or nothing, and no claim without a replica.
-func TestLocalCrash(t *testing.T) {
+// If the preparer dies during a request, it has taken effect as a whole or not at all, and each share has a replica.
+func TestLocalRequestIsCompleteOrUndoneAfterACrash(t *testing.T) {
 	t.Parallel()
 	for step, happened := range map[string]bool{"local booked": false, "local saved": true} {
 		t.Run(step, func(t *testing.T) {
@@ -436,7 +452,7 @@ func runCrash(t *testing.T, b *bench, step string, happened bool) {
 		_, _ = a.Scale(context.WithoutCancel(t.Context()), scale.New("web", 1).WithSpec(b.specOf(m)))
 	}()
 	if got := <-died; got != step {
-		t.Fatalf("it did not come to %s: %v", step, got)
+		t.Fatalf("it did not reach the step %s: %v", step, got)
 	}
 	b.awaitClaims(localPod("web", 0))
 	a.stop()
@@ -448,15 +464,14 @@ func runCrash(t *testing.T, b *bench, step string, happened bool) {
 		return
 	}
 	b.awaitClaims()
-	b.eventually(func() error { // it may not have read all of its disk yet, and says so
+	b.eventually(func() error { // the preparer may not have read its disk yet
 		if err := a.ask(t, scale.New("web", 1)); !errors.Is(err, scale.ErrUnknownService) {
-			return fmt.Errorf("what did not happen: %w", err)
+			return fmt.Errorf("the service of the undone request: %w", err)
 		}
 		return nil
 	})
 }
 
-// slowLock takes the node's lock when it is told to.
 type slowLock struct {
 	preparer.Session
 	t        *testing.T
@@ -477,20 +492,25 @@ func (s *slowLock) AcquireNode(ctx context.Context, n node.Node, takeOver bool) 
 	return err
 }
 
-func (s *slowLock) ChangeReservation(ctx context.Context, change func(node.Reservation, bool) (node.Reservation, error)) error {
+func (s *slowLock) ChangeReservation(
+	ctx context.Context, change func(node.Reservation, bool) (node.Reservation, error),
+) error {
 	if !s.acquired.Load() {
-		s.t.Error("a share is asked for before the node's lock is held")
+		s.t.Error("a share is reserved before the node's lock is held")
 	}
 	return s.Session.ChangeReservation(ctx, change)
 }
 
-// Claims that nothing explains go as soon as the node's lock is taken, however long that takes. Until then there is no room for more.
-func TestLocalWithoutLock(t *testing.T) {
+// A share of an unknown local service is removed when the preparer takes the node's lock. Before that, no capacity can
+// be reserved.
+func TestLocalServicesReserveNothingWithoutTheLock(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.RelistEvery = time.Hour
 	lost := localPod("gone", 0)
-	data, err := json.Marshal(node.Reservation{Claims: map[string]node.Claim{lost.String(): node.NewClaim(lost, nil, 1, 0)}})
+	data, err := json.Marshal(node.Reservation{
+		Claims: map[string]node.Claim{lost.String(): node.NewClaim(lost, nil, 1, 0)},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -500,7 +520,8 @@ func TestLocalWithoutLock(t *testing.T) {
 	b.awaitLog("session taken")
 	m := b.sleeper("1")
 	b.eventually(func() error {
-		if err := a.ask(t, scale.New("web", 1).WithSpec(b.specOf(m))); !errors.Is(err, scale.ErrUnavailable) || !strings.Contains(err.Error(), "lock") {
+		if err := a.ask(t, scale.New("web", 1).WithSpec(b.specOf(m))); !errors.Is(err, scale.ErrUnavailable) ||
+			!strings.Contains(err.Error(), "lock") {
 			return fmt.Errorf("before the lock is held: %w", err)
 		}
 		return nil

@@ -21,22 +21,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// reserver changes what is reserved on the node; *store.NodeSession is one.
+// reserver changes the node's reservation in Consul.
 type reserver interface {
-	ChangeReservation(ctx context.Context, change func(res node.Reservation, exists bool) (node.Reservation, error)) error
+	ChangeReservation(
+		ctx context.Context, change func(res node.Reservation, exists bool) (node.Reservation, error),
+	) error
 }
 
-// locals are the services that this node runs for itself (ADR 22). What they shall be is decided in package local; here is whose turn it is to change it.
+// locals has the local services of this node (ADR 22). One request or step at a time changes them.
 type locals struct {
 	*kit
-	decide func() // applies what the intents say; called in pods.do
+	decide func() // applies the verdicts on the intents; called in pods.do
 
-	wake wait.Signal // a pod of a local service has news
+	wake wait.Signal // raised when a pod of a local service has changed
 	disk *durable.Files[local.Service]
 
-	turn  chan struct{}             // holds a token for whoever changes what follows: one request, or one step, at a time
-	all   map[string]*local.Service // by name, as on the disk
-	dirty bool                      // the reservation may hold claims that nothing explains
+	turn  chan struct{}             // holds a token while a request or a step changes the fields below
+	all   map[string]*local.Service // by name, the same as on the disk
+	dirty bool                      // the reservation may differ from the local services
 
 	session atomic.Pointer[reserver] // nil without a session
 }
@@ -46,7 +48,10 @@ func openLocals(k *kit, decide func()) (*locals, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &locals{kit: k, decide: decide, wake: wait.NewSignal(), disk: disk, turn: make(chan struct{}, 1), all: map[string]*local.Service{}, dirty: true}
+	l := &locals{
+		kit: k, decide: decide, wake: wait.NewSignal(), disk: disk,
+		turn: make(chan struct{}, 1), all: map[string]*local.Service{}, dirty: true,
+	}
 	services, bad, err := disk.Load()
 	if err != nil {
 		return nil, err
@@ -60,7 +65,7 @@ func openLocals(k *kit, decide func()) (*locals, error) {
 	return l, nil
 }
 
-// reserver returns what the reservation may be changed with; nil while the node's lock is not held.
+// reserver returns the session that may change the reservation, or nil while the node's lock is not held.
 func (l *locals) reserver() reserver {
 	session := l.session.Load()
 	if session == nil || !l.contact.Locked() {
@@ -69,7 +74,6 @@ func (l *locals) reserver() reserver {
 	return *session
 }
 
-// take waits for the turn to change local services.
 func (l *locals) take(ctx context.Context) (release func(), err error) {
 	select {
 	case l.turn <- struct{}{}:
@@ -79,16 +83,19 @@ func (l *locals) take(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// desired is what local services shall be, as the pods need it.
+// desired is the desired state of local services, in the form that pods need.
 type desired struct {
 	intents IntentSet
 	specs   map[string]local.Spec // by digest
-	names   map[string]bool       // of the services that have replicas, which are the ids of their pods
+	names   map[string]bool       // of services with replicas; a service's name is its pods' id
 }
 
-// publish has the pods be what local services shall be now. The caller has the turn.
+// publish hands the desired state to the pods. The caller has the turn.
 func (l *locals) publish() {
-	d := desired{intents: IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}}, specs: map[string]local.Spec{}, names: map[string]bool{}}
+	d := desired{
+		intents: IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}},
+		specs:   map[string]local.Spec{}, names: map[string]bool{},
+	}
 	for name, s := range l.all {
 		if s.Resting() {
 			continue
@@ -102,7 +109,7 @@ func (l *locals) publish() {
 	l.pods.do(func() {
 		former := l.pods.local
 		l.pods.local = d
-		for _, e := range l.pods.all { // whoever waits for a name
+		for _, e := range l.pods.all { // a controller's pod may have waited for a name that is free now
 			if id := e.accepted().Intent.PodID; former.names[id] && !d.names[id] {
 				e.wake.Raise()
 			}
@@ -111,7 +118,6 @@ func (l *locals) publish() {
 	})
 }
 
-// seen returns what the node has of the pods of local services.
 func (l *locals) seen() map[pod.Identity]local.Seen {
 	seen := map[pod.Identity]local.Seen{}
 	l.pods.do(func() {
@@ -124,7 +130,8 @@ func (l *locals) seen() map[pod.Identity]local.Seen {
 			if e.want == nil {
 				r, _ := l.board.Reality(id)
 				was.Stopped = e.rec.StoppedAt != nil
-				was.Converged = r.Revision == in.Revision && r.Digest == in.Digest && (r.Available || r.State == pod.StateEnded)
+				was.Converged = r.Revision == in.Revision && r.Digest == in.Digest &&
+					(r.Available || r.State == pod.StateEnded)
 			}
 			seen[id] = was
 		}
@@ -132,10 +139,9 @@ func (l *locals) seen() map[pod.Identity]local.Seen {
 	return seen
 }
 
-// errNoClaims says that there is nothing to reserve, and no record of it.
+// errNoClaims ends a change of the reservation if there is none, and none is needed.
 var errNoClaims = errors.New("no shares")
 
-// noneRuns reports whether no service has replicas, so that there is nothing to reserve.
 func noneRuns(all map[string]*local.Service) bool {
 	for _, s := range all {
 		if !s.Resting() {
@@ -145,21 +151,21 @@ func noneRuns(all map[string]*local.Service) bool {
 	return true
 }
 
-// bookWithin bounds one change of the reservation.
 const bookWithin = 10 * time.Second
 
-// book has the node's reservation say what local services take; next, if it is not nil, is one that wants room. It returns that with the room that was found.
-// The caller has the turn.
+// book writes the shares of local services to the node's reservation. If next is not nil, it is a service that needs
+// capacity, and book returns a copy of next with the capacity that it got. The caller has the turn.
 func (l *locals) book(ctx context.Context, next *local.Service) (*local.Service, error) {
 	session := l.reserver()
 	if session == nil {
-		return nil, fmt.Errorf("%w: the preparer does not hold its node's lock in Consul, where room is reserved", scale.ErrUnavailable)
+		return nil, fmt.Errorf("%w: the preparer does not hold its node's lock in Consul, "+
+			"so it cannot reserve capacity", scale.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, bookWithin)
 	defer cancel()
 	seen, view := l.seen(), l.view()
 	var found *local.Service
-	l.dirty = true // until it is known what became of it
+	l.dirty = true // until the outcome of the write is known
 	err := session.ChangeReservation(ctx, func(res node.Reservation, exists bool) (node.Reservation, error) {
 		if !exists {
 			res = local.Rebuild(view)
@@ -176,7 +182,7 @@ func (l *locals) book(ctx context.Context, next *local.Service) (*local.Service,
 	})
 	switch {
 	case err == nil, errors.Is(err, errNoClaims):
-		l.dirty = next != nil // the file is still to be written
+		l.dirty = next != nil // the service is not on the disk yet
 		return found, nil
 	case errors.Is(err, scale.ErrConflict):
 		return nil, err
@@ -185,7 +191,6 @@ func (l *locals) book(ctx context.Context, next *local.Service) (*local.Service,
 	}
 }
 
-// view is the node with all pods of controllers that run there.
 func (l *locals) view() *node.View {
 	view := node.NewView(l.cfg.Node, node.Ops{}, true)
 	view.PortsInUse = l.inUse.inUseNow()
@@ -199,7 +204,6 @@ func (l *locals) view() *node.View {
 	return view
 }
 
-// scale takes a request about a local service.
 func (l *locals) scale(ctx context.Context, r scale.Request) (scale.Response, error) {
 	answer := scale.Response{Service: r.Service}
 	if !l.allKnown() {
@@ -229,15 +233,17 @@ func (l *locals) scale(ctx context.Context, r scale.Request) (scale.Response, er
 		next, err = l.change(ctx, next)
 	}
 	if err != nil {
-		l.publish() // a name that was claimed for nothing
+		l.publish() // frees the claimed name
 		return answer, err
 	}
 	answer.Success, answer.Replicas = true, uint32(next.Running())
-	l.log.WithFields(obs.Fields{obs.Service: r.Service, obs.Desired: answer.Replicas, fieldRevision: r.Revision}).Info("scale request taken")
+	l.log.WithFields(obs.Fields{
+		obs.Service: r.Service, obs.Desired: answer.Replicas, fieldRevision: r.Revision,
+	}).Info("scale request accepted")
 	return answer, nil
 }
 
-// change finds room for what a service shall be, writes it down, and has it carried out. The caller has the turn.
+// change reserves capacity for the new state of a service, saves and applies it. The caller has the turn.
 func (l *locals) change(ctx context.Context, next *local.Service) (*local.Service, error) {
 	if next.Wants() {
 		var err error
@@ -254,7 +260,6 @@ func (l *locals) change(ctx context.Context, next *local.Service) (*local.Servic
 	return next, nil
 }
 
-// keep writes down what a service shall be.
 func (l *locals) keep(next *local.Service) error {
 	if err := l.disk.Save(*next); err != nil {
 		return err
@@ -264,7 +269,7 @@ func (l *locals) keep(next *local.Service) error {
 	return nil
 }
 
-// forget forgets the services that stopped longest ago, so that the disk does not fill up with what once ran.
+// forget removes the services that stopped longest ago, because their files would fill the disk.
 func (l *locals) forget() error {
 	for _, name := range local.Forgotten(l.all) {
 		if err := l.disk.Forget(name); err != nil {
@@ -275,7 +280,7 @@ func (l *locals) forget() error {
 	return nil
 }
 
-// claimName makes a name that of a local service, unless a controller's pod has it here, or is told to.
+// claimName reserves a name for a local service, unless a controller's pod has it on this node or in an intent.
 func (l *locals) claimName(name string) (err error) {
 	l.pods.do(func() {
 		var intents []pod.Intent
@@ -286,7 +291,8 @@ func (l *locals) claimName(name string) (err error) {
 			intents = append(intents, in)
 		}
 		if id, taken := local.Conflict(name, intents...); taken {
-			err = fmt.Errorf("%w: the name %q is that of pod %s, which a controller has on this node; use another name, or another node", scale.ErrConflict, name, id)
+			err = fmt.Errorf("%w: pod %s of a controller has the name %q on this node; "+
+				"use another name, or another node", scale.ErrConflict, id, name)
 			return
 		}
 		l.pods.local.names = maps.Clone(l.pods.local.names)
@@ -298,28 +304,27 @@ func (l *locals) claimName(name string) (err error) {
 	return err
 }
 
-// nameTaken says that a controller's pod waits for a name that a local service has.
+// nameTaken returns an error if a local service has the name of this controller's pod.
 func (w *worker) nameTaken(in pod.Intent) (err error) {
 	w.pods.do(func() {
 		if !in.Identity.Local() && w.pods.local.names[in.PodID] {
-			err = fmt.Errorf("the local service %q has its name on this node; it starts when that service is scaled to 0, or moves to another node", in.PodID)
+			err = fmt.Errorf("the local service %q has its name on this node; "+
+				"the pod starts when that service is scaled to 0, or when the pod moves to another node", in.PodID)
 		}
 	})
 	return err
 }
 
-// localManifest returns a version of a local service.
 func (w *worker) localManifest(digest string) (m *manifest.Manifest, signature string, err error) {
 	w.pods.do(func() {
 		spec, known := w.pods.local.specs[digest]
 		if m, signature = spec.Parsed(), spec.Signature; !known {
-			err = fmt.Errorf("no local service has it: %w", store.ErrNotFound)
+			err = fmt.Errorf("no local service has this manifest: %w", store.ErrNotFound)
 		}
 	})
 	return m, signature, err
 }
 
-// watch takes local services a step further whenever their pods have news, until ctx ends.
 func (l *locals) watch(ctx context.Context) {
 	const key = "local services"
 	if !l.awaitReady(ctx) {
@@ -330,7 +335,7 @@ func (l *locals) watch(ctx context.Context) {
 	wait.Each(ctx, l.wake, func() time.Duration {
 		err := l.step(ctx, first)
 		first = false
-		if l.limiter.Saw(key, "local services cannot be brought further, trying again", err) {
+		if l.limiter.Saw(key, "local services cannot be reconciled, trying again", err) {
 			return pace.NextBackOff()
 		}
 		pace.Reset()
@@ -338,7 +343,6 @@ func (l *locals) watch(ctx context.Context) {
 	})
 }
 
-// step takes every local service as far as its pods are, and has the reservation say what they take.
 func (l *locals) step(ctx context.Context, first bool) error {
 	release, err := l.take(ctx)
 	if err != nil {
@@ -362,7 +366,8 @@ func (l *locals) step(ctx context.Context, first bool) error {
 	return errors.Join(append(errs, l.forget(), l.tidy(ctx))...)
 }
 
-// tidy has the reservation say what local services take, if it may not. A node without any, whose token may not write there, lacks nothing.
+// tidy writes the shares to the reservation if it may differ from them. On a node without local services, the token
+// need not allow that.
 func (l *locals) tidy(ctx context.Context) error {
 	if l.reserver() == nil || noneRuns(l.all) && !l.dirty {
 		return nil
@@ -373,12 +378,12 @@ func (l *locals) tidy(ctx context.Context) error {
 		return nil
 	}
 	if errors.Is(err, store.ErrLost) {
-		return nil // the next session
+		return nil // the next session writes the shares
 	}
 	return err
 }
 
-// bookAgain has the claims of local services reserved, as the record of them may have been lost.
+// bookAgain reserves the shares again, because Consul may have lost the reservation.
 func (l *locals) bookAgain(ctx context.Context) error {
 	release, err := l.take(ctx)
 	if err != nil {
@@ -392,23 +397,31 @@ func (l *locals) bookAgain(ctx context.Context) error {
 	return err
 }
 
-// claimsFirst has the claims of local services reserved before the node says, under a new epoch, what it runs (R1): farms place there once it has.
+// claimsFirst reserves the shares of local services before the node writes its orphans under a new epoch (R1), because
+// then farms begin to place pods on the node.
 type claimsFirst struct {
 	report.NodeWriter
 	book func(context.Context) error
 
-	epoch string // under which they were
+	epoch string // epoch of the last successful reservation; valid if done
 	done  bool
 }
 
-// WriteOrphans implements report.NodeWriter. Who may not reserve, or cannot read what is reserved, tells what runs all the same.
-func (s *claimsFirst) WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
-	if !s.done || s.epoch != epoch {
-		err := s.book(ctx)
-		if corrupt := (*store.CorruptError)(nil); err != nil && !store.Denied(err) && !errors.Is(err, store.ErrFiltered) && !errors.As(err, &corrupt) {
-			return node.OrphanPages{}, fmt.Errorf("reserve what local services take: %w", err)
+// WriteOrphans continues if the token may not reserve, or the reservation cannot be read.
+func (c *claimsFirst) WriteOrphans(
+	ctx context.Context, epoch string, orphans []pod.Orphan, again bool,
+) (node.OrphanPages, error) {
+	if !c.done || c.epoch != epoch {
+		err := c.book(ctx)
+		if err != nil && !store.Denied(err) && !errors.Is(err, store.ErrFiltered) && !isCorrupt(err) {
+			return node.OrphanPages{}, fmt.Errorf("reserve the shares of local services: %w", err)
 		}
-		s.epoch, s.done = epoch, true
+		c.epoch, c.done = epoch, true
 	}
-	return s.NodeWriter.WriteOrphans(ctx, epoch, orphans, again)
+	return c.NodeWriter.WriteOrphans(ctx, epoch, orphans, again)
+}
+
+func isCorrupt(err error) bool {
+	var corrupt *store.CorruptError
+	return errors.As(err, &corrupt)
 }

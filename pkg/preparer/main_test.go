@@ -18,13 +18,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/tree"
 )
 
-// patience is how long a test waits for something that must happen. The machine may be busy, so it is generous.
+// patience is long because the machine may be busy.
 const patience = time.Minute
 
-// First arguments that turn the test binary into one of the programs under test.
+// The test binary runs as another program.
 const (
-	superviseArg = "supervise" // then a directory: the node's supervisor; the end of stdin kills all that it runs
-	victimArg    = "victim"    // then a file: a preparer that ends itself
+	superviseArg = "supervise" // with a directory: the supervisor; at the end of stdin it kills all its processes
+	victimArg    = "victim"    // with a file: a preparer that kills itself
 	serveArg     = "serve"     // a pod that listens on its port and answers with its environment
 )
 
@@ -57,10 +57,12 @@ func exitOn(err error) {
 func supervise(dir string) error {
 	ended := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // its end is all that matters
+		_, _ = io.Copy(io.Discard, os.Stdin) // waits for the end of stdin
 		close(ended)
 	}()
-	return shim.Serve(context.Background(), shim.Config{Dir: dir, KillAll: ended, RestartDelay: 20 * time.Millisecond, MaxRestartDelay: 100 * time.Millisecond})
+	return shim.Serve(context.Background(), shim.Config{
+		Dir: dir, KillAll: ended, RestartDelay: 20 * time.Millisecond, MaxRestartDelay: 100 * time.Millisecond,
+	})
 }
 
 func serve() error {
@@ -75,6 +77,6 @@ func serve() error {
 			_, _ = fmt.Fprintf(w, "%s, asked %d times", ill, asked.Add(1))
 			return
 		}
-		_ = json.NewEncoder(w).Encode(os.Environ()) // a reader that left is its own trouble
+		_ = json.NewEncoder(w).Encode(os.Environ()) // the client may have closed the connection
 	}))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
-func TestAPreparerCountsWhatItHas(t *testing.T) {
+func TestMetricsCountPodsAndEvents(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	reg := prometheus.NewPedanticRegistry()
@@ -24,7 +24,7 @@ func TestAPreparerCountsWhatItHas(t *testing.T) {
 	b.start()
 	b.awaitServing()
 	digest := b.upload(b.server("1"))
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, strings.Repeat("f", 64), pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10), intent(1, strings.Repeat("f", 64), pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitMetric(reg, "rcfarm_preparer_pods", string(pod.StateReady), 1, 1)
 	b.awaitMetric(reg, "rcfarm_preparer_pods", string(pod.StateFailed), 1, 1)
@@ -37,11 +37,10 @@ func TestAPreparerCountsWhatItHas(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.awaitMetric(reg, "rcfarm_preparer_restarts_total", "", 1, 1)
-	b.forget(0)
+	b.deleteIntent(0)
 	b.awaitMetric(reg, "rcfarm_preparer_orphans", "", 1, 1)
 }
 
-// awaitMetric waits until a metric is within limits.
 func (b *bench) awaitMetric(reg *prometheus.Registry, name, label string, least, most float64) {
 	b.t.Helper()
 	b.eventually(func() error {

@@ -15,7 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
-// observation is everything that a reality is derived from.
 type observation struct {
 	node      string
 	rec       Record
@@ -23,19 +22,20 @@ type observation struct {
 	activity  activity
 	doing     string
 	procs     []runtime.Status // of the installed version
-	missing   bool             // not all of its processes are there
+	missing   bool             // the runtime does not have all its processes
 	available bool
-	served    bool   // it has been since it began with nothing on the node
-	spent     bool   // it runs once, and nobody knows how it ended
-	standby   bool   // it is out of its service's name
-	unhealthy bool   // the check has had its time and does not pass
-	unlisted  bool   // the local agent does not have the service
-	check     string // that the local agent runs, by its name there; empty: it runs none, or does not have it
+	served    bool // the pod has been available since it began with nothing on the node
+	spent     bool // the pod runs at most once, and how it ended is unknown
+	standby   bool // the pod is registered as <name>-standby
+	unhealthy bool // the check had enough time and does not pass
+	unlisted  bool // the local agent does not have the service
+	// check is the name of the check that the local agent runs; empty: none, or not known
+	check     string
 	silent    bool   // the supervisor does not answer
-	complaint string // of the health script, or of that check
+	complaint string // output of the health script or of check
 }
 
-// observe derives what is reported about a pod that has a saved record. Since is left to the caller.
+// observe derives the reality of a pod with a saved record. The caller sets Since.
 func observe(o observation) pod.Reality {
 	digest, _ := o.rec.runs()
 	r := pod.Reality{
@@ -66,33 +66,33 @@ func observe(o observation) pod.Reality {
 		} else if r.Message == "" {
 			r.Message = message
 			if broken(state) && len(o.rec.Previous) > 0 && !o.rec.wasReady() {
-				r.Message += stays(o.rec.Previous[0])
+				r.Message += stillInstalled(o.rec.Previous[0])
 			}
 		}
 	}
-	if o.doing != "" && !broken(r.State) { // why it failed last stays until it does not any more
+	if o.doing != "" && !broken(r.State) { // the message of a failed pod names the reason of the failure
 		r.Message = o.doing
 	}
 	r.AllEnded = r.State == pod.StateFailed && allEnded(o)
-	r.NeverAvailable = o.rec.NeverAvailable && !o.served && !r.Available && o.rec.Intent.State == pod.Running && !r.Local()
-	tellDecided(&r, o.decided)
+	r.NeverAvailable = o.rec.NeverAvailable && !o.served && !r.Available &&
+		o.rec.Intent.State == pod.Running && !r.Local()
+	addVerdict(&r, o.decided)
 	if o.silent && r.State != pod.StateStopped {
-		tellSilent(&r)
+		addSilence(&r)
 	}
 	r.Message = shorten(r.Message, maxMessage)
 	return r
 }
 
-// broken reports whether a state has a message that must not be replaced by what is being done about it.
+// broken reports whether a state's message must not be replaced by the worker's activity.
 func broken(state pod.State) bool { return state == pod.StateFailed || state == pod.StateCrashLooping }
 
-// startingMessage is the same for whatever is missing, so that a reality changes no more often than its state does.
+// startingMessage does not name the missing processes, because the reality would change at each start of one.
 const startingMessage = "not all of its processes run yet"
 
-// spentMessage is about a version that runs once.
-const spentMessage = "it was started before and runs at most once, and nobody saw how it ended"
+const spentMessage = "it was started before and runs at most once; how it ended is unknown"
 
-// processState derives the state from the processes alone. hopeless says that it will not change by itself.
+// processState derives the state from the processes alone. hopeless: only a new intent can change it.
 func processState(o observation) (state pod.State, message string, hopeless bool) {
 	switch {
 	case o.rec.Installed == nil:
@@ -109,7 +109,8 @@ func processState(o observation) (state pod.State, message string, hopeless bool
 	for _, status := range o.procs {
 		switch {
 		case status.Phase == runtime.Unknown:
-			return pod.StateFailed, "what the runtime recorded of a process cannot be read, so it is left alone: " + status.Message, false
+			const message = "the runtime's record of a process cannot be read, so the process is left alone: "
+			return pod.StateFailed, message + status.Message, false
 		case status.Phase == runtime.Backoff:
 			return pod.StateFailed, downMessage(status), false
 		case done(status):
@@ -128,29 +129,29 @@ func processState(o observation) (state pod.State, message string, hopeless bool
 	return state, message, false
 }
 
-// healthState derives the state of a pod whose processes run.
 func healthState(o observation) (state pod.State, message string) {
 	switch {
 	case o.available:
 		return pod.StateReady, ""
 	case o.unhealthy && o.check != "":
-		return pod.StateUnhealthy, strings.TrimSuffix(fmt.Sprintf("its check %q does not pass at the local Consul agent: %s", o.check, oneLine(o.complaint)), ": ")
+		const format = "its check %q does not pass at the local Consul agent: %s"
+		return pod.StateUnhealthy, strings.TrimSuffix(fmt.Sprintf(format, o.check, oneLine(o.complaint)), ": ")
 	case o.unhealthy && o.complaint != "":
 		return pod.StateUnhealthy, oneLine(o.complaint)
 	case o.unhealthy && o.unlisted:
-		return pod.StateUnhealthy, "the local Consul agent does not have its service, or does not show it to the node's token"
+		return pod.StateUnhealthy,
+			"the local Consul agent does not have its service, or does not show it to the node's token"
 	case o.unhealthy:
 		return pod.StateUnhealthy, "its health check does not pass at the local Consul agent"
 	}
 	return pod.StateRunning, ""
 }
 
-// crashLoops reports whether a process ends again and again. One that its restart policy leaves at that does not.
 func crashLoops(status runtime.Status) bool {
 	return status.ShortRuns >= pod.CrashLoop && status.Phase != runtime.Exited && status.Phase != runtime.Unknown
 }
 
-// crashMessage is the same while the process runs and while it waits.
+// crashMessage is the same while the process runs and while it waits for its next start.
 func crashMessage(status *runtime.Status) string {
 	how := "it could not be started"
 	switch {
@@ -159,27 +160,28 @@ func crashMessage(status *runtime.Status) string {
 	case status.LastExit != nil:
 		how = status.LastExit.String()
 	}
-	return fmt.Sprintf("%s: %s, again and again soon after its start; it is started again after longer and longer pauses", status.Spec.Name, how)
+	return fmt.Sprintf("%s: %s, again and again soon after its start; "+
+		"it is started again after longer and longer pauses", status.Spec.Name, how)
 }
 
-// done reports whether a process has ended well for good: its restart policy leaves it at that.
 func done(status runtime.Status) bool {
 	return status.Phase == runtime.Exited && status.LastExit != nil && endedWell(status.LastExit)
 }
 
 func endedWell(exit *pod.Exit) bool { return !exit.Unknown && exit.Code == 0 }
 
-// allEnded reports whether all processes of the installed version have ended for good, and somebody saw it.
 func allEnded(o observation) bool {
-	running := func(status runtime.Status) bool { return status.Phase != runtime.Exited || status.LastExit == nil }
+	running := func(status runtime.Status) bool {
+		return status.Phase != runtime.Exited || status.LastExit == nil
+	}
 	return len(o.procs) > 0 && !o.missing && !o.spent && !slices.ContainsFunc(o.procs, running)
 }
 
-// maxMessage bounds the message of a reality, in bytes. Errors repeat what others wrote, and a record that Consul refuses
-// for its size would report nothing at all.
+// maxMessage is in bytes. Errors repeat long texts of other programs. If Consul refused the record because of its size,
+// the pod would have no report at all.
 const maxMessage = pod.MaxMessage
 
-// shorten makes text valid UTF-8 of at most so many bytes.
+// shorten returns text as valid UTF-8 with at most `most` bytes.
 func shorten(text string, most int) string {
 	const more = "..."
 	text = strings.ToValidUTF8(text, "\uFFFD")
@@ -189,15 +191,14 @@ func shorten(text string, most int) string {
 	return strings.TrimRight(strings.ToValidUTF8(text[:most-len(more)], ""), " ") + more
 }
 
-// maxComplaint bounds what a reality repeats of a health check's output, in bytes.
+// maxComplaint is in bytes.
 const maxComplaint = 200
 
-// oneLine makes text fit a message. What would do something to a terminal is left out.
+// oneLine returns one line of printable characters, of at most maxComplaint bytes.
 func oneLine(text string) string {
 	return shorten(strings.Join(strings.Fields(printable(text)), " "), maxComplaint)
 }
 
-// printable leaves out of a text what would bend the display of a terminal.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -213,7 +214,7 @@ func printable(text string) string {
 func downMessage(status runtime.Status) string {
 	name, next := status.Spec.Name, "; it is started again"
 	if status.Phase == runtime.Exited {
-		next = "; its restart policy leaves it at that"
+		next = "; its restart policy does not start it again"
 	}
 	switch {
 	case status.Message != "" && status.Phase != runtime.Exited:
@@ -227,34 +228,37 @@ func downMessage(status runtime.Status) string {
 	}
 }
 
-// tellSilent says that nothing can be done for the pod. What it said before is as of the last answer, but that
-// processes have ended which the kernel does not have any more.
-func tellSilent(r *pod.Reality) {
+// addSilence adds to the message that the supervisor does not answer. The rest of the reality comes from the
+// supervisor's last answer, except for processes that the kernel does not have any more.
+func addSilence(r *pod.Reality) {
 	if text := supervise.ErrSilent.Error(); !strings.Contains(r.Message, text) {
 		r.Message = strings.TrimSuffix(text+", so that nothing of it is started or stopped; "+r.Message, "; ")
 	}
 }
 
-// tellDecided says in the reality what the verdict on the pod is.
-func tellDecided(r *pod.Reality, d decided) {
+func addVerdict(r *pod.Reality, d decided) {
 	var text string
 	switch d.verdict {
 	case Orphan:
-		text = "orphaned: it has no intent and keeps running until its owner adopts it or stops it with a higher revision"
-		if r.State == pod.StatePending { // it is held back
-			text = "orphaned: it has no intent, so that it does not start until its owner adopts it"
+		text = "orphaned: it has no intent and keeps running " +
+			"until its owner adopts it or stops it with a higher revision"
+		if r.State == pod.StatePending { // the pod was not started yet
+			text = "orphaned: it has no intent, so it does not start until its owner adopts it"
 		}
 		if r.Local() {
-			text = "the node's record of its service was lost; it keeps running until a request with a spec says what it shall be"
+			text = "the node's record of its service was lost; it keeps running until a request with a spec arrives"
 		} else if slices.Contains([]pod.State{pod.StateRunning, pod.StateReady, pod.StateUnhealthy}, r.State) {
 			r.State = pod.StateOrphaned
 		}
 	case Ahead:
-		text = fmt.Sprintf("regressed: its intent has revision %d, but revision %d was applied; it keeps running as applied", d.revision, r.Revision)
+		text = fmt.Sprintf("regressed: its intent has revision %d, but revision %d was applied; "+
+			"it keeps running as applied", d.revision, r.Revision)
 	case NodeShut:
-		text = fmt.Sprintf("revision %d is not taken: pods can write to Consul without a token, and this node runs with --isolation on; it stays as it is", d.revision)
+		text = fmt.Sprintf("revision %d is not accepted: pods can write to Consul without a token, "+
+			"and this node runs with --isolation on; the pod stays as it is", d.revision)
 	case Refuse:
-		text = fmt.Sprintf("refused to run revision %d: it was stopped at revision %d; use a higher one", d.revision, r.Revision)
+		text = fmt.Sprintf("refused to run revision %d: it was stopped at revision %d; "+
+			"use a higher revision", d.revision, r.Revision)
 	default:
 		return
 	}
@@ -264,26 +268,27 @@ func tellDecided(r *pod.Reality, d decided) {
 	r.Message = text
 }
 
-// Counting is a count of min_ready that is under way.
+// Counting is the time that a pod has already waited for min_ready.
 type Counting struct {
-	Processes string      `json:"processes"` // their fingerprint
+	Processes string      `json:"processes"` // fingerprint of the processes
 	Since     proc.Moment `json:"since"`
 }
 
-// readiness counts min_ready on the monotonic clock.
+// readiness measures on the monotonic clock whether a pod has passed its check for min_ready.
 type readiness struct {
-	procs   string    // fingerprint of the running processes; empty while not all run
-	changed time.Time // when they became so
-	trust   time.Time // a check that passes before may still be about earlier processes
-	passing time.Time // since when the check passes; zero while it does not
+	procs   string    // fingerprint of the running processes; empty while a process does not run
+	changed time.Time // when procs changed
+	trust   time.Time // before this time, a passing check may still be about earlier processes
+	passing time.Time // since when the check passes; zero while the check does not pass
 	passed  bool      // the check has passed for these processes
-	ready   string    // fingerprint of the processes that have been available since the check last failed
-	// kept is what a predecessor had counted, and for which processes. It goes on unless the check is known not to pass.
+	ready   string    // fingerprint of the processes that have become available since the check last failed
+	// kept is when the previous preparer began to count min_ready, and keptProcs the fingerprint of the processes then.
+	// This preparer continues the count, unless it sees that the check does not pass.
 	kept      time.Time
 	keptProcs string
 }
 
-// keep takes over what a predecessor had counted since the machine was started.
+// keep ignores the previous preparer's count if the machine was restarted since.
 func (r *readiness) keep(c *Counting) {
 	if c == nil {
 		return
@@ -293,13 +298,16 @@ func (r *readiness) keep(c *Counting) {
 	}
 }
 
-// counts reports whether only min_ready is awaited.
-func (r *readiness) counts() bool { return !r.passing.IsZero() && r.ready != r.procs }
+func (r *readiness) counting() bool { return !r.passing.IsZero() && r.ready != r.procs }
 
-// update takes in the present state of a pod, whose manifest may not be known: then it has run before. available is the verdict, never
-// while it is crash-looping; unhealthy says that the check had its time; due is when to look again although nothing happens, zero for never.
-func (r *readiness) update(now time.Time, procs string, h register.Health, m *manifest.Manifest, looping bool) (available, unhealthy bool, due time.Time) {
-	var first, last, minReady time.Duration // how long a check takes to pass for the first time, and to fail
+// update takes in the present state of a pod. m is nil while the manifest is not known, which is only possible if the
+// pod ran before. looping: the pod is crash-looping, so it does not become available. unhealthy: the check had enough
+// time and does not pass. due is when update must be called again if nothing happens; zero: never.
+func (r *readiness) update(
+	now time.Time, procs string, h register.Health, m *manifest.Manifest, looping bool,
+) (available, unhealthy bool, due time.Time) {
+	// first is the longest time from the start until a check passes, last the longest time until it fails.
+	var first, last, minReady time.Duration
 	if m != nil {
 		minReady = m.ReadyAfter()
 	}
@@ -313,14 +321,14 @@ func (r *readiness) update(now time.Time, procs string, h register.Health, m *ma
 	}
 	if procs != r.procs {
 		r.procs, r.changed, r.passing, r.passed, r.trust = procs, now, time.Time{}, false, now
-		if h.Passing && procs != r.keptProcs { // it was not these processes that passed
+		if h.Passing && procs != r.keptProcs { // perhaps earlier processes passed the check
 			r.trust = now.Add(last)
 		}
 	}
 	if procs == "" {
 		return false, false, time.Time{}
 	}
-	if h.Silent && r.ready == procs { // as its predecessor knew it, which nobody has contradicted
+	if h.Silent && r.ready == procs { // until the agent answers, the previous preparer's knowledge is valid
 		return true, false, time.Time{}
 	}
 	if !h.Passing {
@@ -347,15 +355,15 @@ func (r *readiness) update(now time.Time, procs string, h register.Health, m *ma
 	if now.Before(due) {
 		return false, false, due
 	}
-	if looping { // the runtime says when it is over
+	if looping { // the runtime will report the end of the crash loop
 		return false, false, time.Time{}
 	}
 	r.ready = procs
 	return true, false, time.Time{}
 }
 
-// instances names the running processes of a version, each with its own start; empty while not all of them run that have
-// not done their work.
+// instances returns a fingerprint of the running processes, which changes at each start. It is empty if a process does
+// not run. Processes that have ended with code 0 for good are not part of it.
 func instances(procs []runtime.Status, missing bool) string {
 	if missing {
 		return ""

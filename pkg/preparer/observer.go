@@ -12,19 +12,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// saveWithin is how long it may take until it is saved that a count of min_ready has begun.
 const saveWithin = time.Second
 
-// observeAllEvery is how often pods are observed of which nothing is known to have changed.
+// observeAllEvery is how often pods are observed even if nothing is known to have changed.
 const observeAllEvery = time.Minute
 
-// observer derives what is reported about the pods, whenever something about them has changed.
 type observer struct {
 	*kit
-	localNews wait.Signal // is raised when a pod of a local service has news
+	localNews wait.Signal // raised when the reality of a local service's pod has changed
 }
 
-// run observes pods when something about them has changed, or time alone changes it.
+// run observes pods after each change, and when a reality changes only because time passes.
 func (ob *observer) run(ctx context.Context) {
 	wait.Each(ctx, ob.pods.seen, func() time.Duration {
 		now := time.Now()
@@ -32,13 +30,13 @@ func (ob *observer) run(ctx context.Context) {
 	})
 }
 
-// observeDue observes the pods that have changed, or whose time has come, and returns when to look again.
 func (ob *observer) observeDue(now time.Time) (next time.Time) {
 	next = now.Add(observeAllEvery)
 	if !ob.allKnown() || !ob.agent.Asked() {
 		return next
 	}
-	tails := map[string]pod.Reality{} // that wait for the end of the log in this file, which is read when nobody waits for the pods
+	// tails has the realities that need the end of a log file, by its path. The files are read later, without the lock.
+	tails := map[string]pod.Reality{}
 	ob.pods.do(func() {
 		for _, e := range ob.pods.all {
 			if !e.observed || !now.Before(e.due) {
@@ -59,12 +57,12 @@ func (ob *observer) observeDue(now time.Time) (next time.Time) {
 	again := map[pod.Identity]time.Time{}
 	for path, r := range tails {
 		r.LogTail = lastOf(path)
-		again[r.Identity] = ob.say(r, now)
+		again[r.Identity] = ob.report(r, now)
 	}
 	ob.pods.do(func() {
 		for id, at := range again {
 			if e := ob.pods.all[id]; e != nil {
-				ob.noteSaid(e)
+				ob.noteReported(e)
 				e.due = sooner(e.due, at)
 				next = sooner(next, e.due)
 			}
@@ -74,29 +72,34 @@ func (ob *observer) observeDue(now time.Time) (next time.Time) {
 	return next
 }
 
-// noteSaid notes that the board has what came of a pod. That may complete it.
-func (ob *observer) noteSaid(e *entry) {
-	if !e.said {
-		e.said = true
+func (ob *observer) noteReported(e *entry) {
+	if !e.reported {
+		e.reported = true
 		ob.board.Changed.Raise()
 	}
 }
 
 func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Reality) (due time.Time) {
-	said := ob.agent.Said(e.id)
+	agent := ob.agent.StateOf(e.id)
 	o := observation{
-		node: ob.cfg.Node.Name, rec: e.rec, decided: e.decided, activity: e.activity, doing: e.doing, spent: e.state == Spent,
-		standby: said.Standby, unlisted: !said.Known, check: said.Check, complaint: said.Complaint, silent: ob.pods.silent,
+		node: ob.cfg.Node.Name, rec: e.rec, decided: e.decided, activity: e.activity, doing: e.doing,
+		spent: e.state == Spent, standby: agent.Standby, unlisted: !agent.Known,
+		check: agent.Check, complaint: agent.Complaint, silent: ob.pods.silent,
 	}
 	if o.rec.Version == 0 {
-		return time.Time{} // nothing is reported that is not saved
+		return time.Time{} // a pod without a saved record is not reported
 	}
-	erase := e.decided.verdict == Forgotten && o.rec.StoppedAt != nil
-	silent := o.rec.StoppedAt != nil && (erase || e.decided.verdict == "")
-	if ob.board.Erase(e.id, erase, silent); silent {
-		ob.noteSaid(e)
+	switch {
+	case o.rec.StoppedAt != nil && e.decided.verdict == Forgotten:
+		ob.board.Erase(e.id)
+		ob.noteReported(e)
+		return time.Time{}
+	case o.rec.StoppedAt != nil && e.decided.verdict == "":
+		ob.board.Silence(e.id)
+		ob.noteReported(e)
 		return time.Time{}
 	}
+	ob.board.Keep(e.id)
 	m := e.manifest()
 	if m != nil && o.rec.Installed.Known() {
 		o.procs, o.missing = e.installedProcs()
@@ -106,17 +109,18 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 		o.missing = len(o.procs) == 0
 	}
 	before := e.readiness
-	o.available, o.unhealthy, due = e.readiness.update(now, instances(o.procs, o.missing), said.Health, m, slices.ContainsFunc(o.procs, crashLoops))
+	o.available, o.unhealthy, due = e.readiness.update(
+		now, instances(o.procs, o.missing), agent.Health, m, slices.ContainsFunc(o.procs, crashLoops))
 	e.noteCount(now, before.passing)
 	if o.available && !e.served {
 		e.served = true
-		ob.pods.enqueue(e) // a restart must know
+		ob.pods.enqueue(e) // the worker saves this for the next preparer
 	}
 	o.served = e.served
 	if e.readiness.ready != before.ready {
-		ob.pods.enqueue(e) // a restart must know
+		ob.pods.enqueue(e) // the worker saves this for the next preparer
 	}
-	if said.Hung.Runs != "" {
+	if agent.Hung.Runs != "" {
 		ob.pods.enqueue(e)
 	}
 	r := observe(o)
@@ -127,36 +131,36 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 			return due
 		}
 	}
-	again := ob.say(r, now)
-	ob.noteSaid(e)
+	again := ob.report(r, now)
+	ob.noteReported(e)
 	return sooner(due, again)
 }
 
-// say puts a reality in line for writing, and returns when to come again.
-func (ob *observer) say(r pod.Reality, now time.Time) (again time.Time) {
+func (ob *observer) report(r pod.Reality, now time.Time) (again time.Time) {
 	cut := r.Fit()
 	news, again := ob.board.Say(r, now)
 	if len(cut) > 0 && news {
 		ob.cfg.Metrics.cutRealities.Inc()
-		ob.podLog(r.Identity).WithField("cut", cut).Warn("farms would refuse some of what is reported of the pod; that is cut")
+		ob.podLog(r.Identity).WithField("cut", cut).Warn("farms would refuse parts of the pod's report; they are cut")
 	}
 	if news {
 		if r.Local() {
 			ob.localNews.Raise()
 		}
 		ob.podLog(r.Identity).WithFields(obs.Fields{
-			obs.Action: "observe", obs.Current: string(r.State), fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: install.Short(r.Digest), obs.Reason: r.Message,
+			obs.Action: "observe", obs.Current: string(r.State), obs.Reason: r.Message,
+			fieldAvailable: r.Available, fieldRevision: r.Revision, fieldDigest: install.Short(r.Digest),
 		}).Info("pod changed")
 	}
 	return again
 }
 
-// noteCount has a count of min_ready saved that has begun anew: a restart goes on with it. One that is over need not be, as it is about
-// processes that are gone, or about what is known to be available.
+// noteCount schedules the save of a new count of min_ready, because the next preparer continues it. The end of a count
+// needs no save: either the processes have ended, or their availability is saved.
 func (e *entry) noteCount(now, before time.Time) {
 	r := &e.readiness
 	switch {
-	case !r.counts():
+	case !r.counting():
 		e.counting = nil
 	case !r.passing.Equal(before) && !r.passing.Equal(r.kept):
 		at, err := proc.Now()
@@ -168,7 +172,7 @@ func (e *entry) noteCount(now, before time.Time) {
 	}
 }
 
-// sooner returns the sooner of two times. The zero time means never.
+// sooner returns the earlier of two times. Zero means never.
 func sooner(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -176,13 +180,13 @@ func sooner(a, b time.Time) time.Time {
 	return a
 }
 
-// count publishes what the node has. The caller is in pods.do.
+// count publishes metrics. Call it only inside pods.do.
 func (ob *observer) count() {
 	states, restarts, starved, hung := ob.board.Count()
 	orphans := 0
 	for _, e := range ob.pods.all {
 		_, is := e.orphan()
-		if _, said := ob.board.Reality(e.id); is && said {
+		if _, reported := ob.board.Reality(e.id); is && reported {
 			orphans++
 		}
 	}

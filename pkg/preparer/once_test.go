@@ -14,9 +14,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// once is a pod that says in its home how often it was started, and ends as it is told.
+// once writes a line to its home at each start, and ends with this status after letGo.
 func (b *bench) once(status string) manifest.Manifest {
-	m := b.pod(`echo started >> "$POD_HOME/runs"; while ! [ -e "$POD_HOME/go" ]; do sleep 0.02; done; exit `+status, "1")
+	const script = `echo started >> "$POD_HOME/runs"; while ! [ -e "$POD_HOME/go" ]; do sleep 0.02; done; exit `
+	m := b.pod(script+status, "1")
 	m.Launchables[0].Restart = &manifest.Restart{Policy: manifest.RestartNever}
 	return m
 }
@@ -35,9 +36,9 @@ func (b *bench) mustHaveRunOnce() {
 	}
 }
 
-// A pod that runs once says how it ended, and is not started again: not by a preparer that is started anew, nor at a new revision, nor
-// when it was stopped and is to run again.
-func TestRunsOnce(t *testing.T) {
+// A pod that runs once reports how it ended, and is not started again after a restart of the preparer, by a new
+// revision, or after a stop.
+func TestPodThatRunsOnceIsNotStartedAgain(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[string]struct {
 		state    pod.State
@@ -45,31 +46,32 @@ func TestRunsOnce(t *testing.T) {
 		message  string
 	}{
 		"0": {pod.StateEnded, false, ""},
-		"7": {pod.StateFailed, true, "main: ended with exit status 7; its restart policy leaves it at that"},
+		"7": {pod.StateFailed, true, "main: ended with exit status 7; its restart policy does not start it again"},
 	} {
 		t.Run("exit "+status, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			a := b.start()
 			digest := b.upload(b.once(status))
-			b.tell(intent(0, digest, pod.Running, 10))
+			b.write(intent(0, digest, pod.Running, 10))
 			b.pid(0)
 			b.letGo()
 			ended := func(revision int64) {
 				t.Helper()
 				r := b.awaitState(0, want.state, revision, want.message)
-				if r.LastExit == nil || fmt.Sprint(r.LastExit.Code) != status || r.Available || r.Hopeless != want.hopeless || r.AllEnded != want.hopeless || !r.Ended(digest) {
+				if r.LastExit == nil || fmt.Sprint(r.LastExit.Code) != status || r.Available ||
+					r.Hopeless != want.hopeless || r.AllEnded != want.hopeless || !r.Ended(digest) {
 					t.Errorf("%+v, last exit %+v", r, r.LastExit)
 				}
 			}
 			ended(10)
 			a.stop()
 			b.start()
-			b.tell(intent(0, digest, pod.Running, 20))
+			b.write(intent(0, digest, pod.Running, 20))
 			ended(20)
-			b.tell(intent(0, digest, pod.Stopped, 30))
+			b.write(intent(0, digest, pod.Stopped, 30))
 			b.awaitState(0, pod.StateStopped, 30, "")
-			b.tell(intent(0, digest, pod.Running, 40))
+			b.write(intent(0, digest, pod.Running, 40))
 			if r := b.awaitState(0, pod.StateFailed, 40, "it was started before and runs at most once"); !r.Hopeless {
 				t.Errorf("%+v", r)
 			}
@@ -78,19 +80,18 @@ func TestRunsOnce(t *testing.T) {
 	}
 }
 
-// deaf is a supervisor that hears of no start.
 type deaf struct{ runtime.Runtime }
 
 func (deaf) Start(context.Context, runtime.Spec) error { return errors.New("connection reset") }
 
-// A pod that runs once is not started when it may have been: its start was noted, and what came of it is not known.
-func TestRunsOnceWhateverBecameOfTheStart(t *testing.T) {
+// A pod that runs once is not started again if its start was saved, but its outcome is unknown.
+func TestPodThatRunsOnceIsNotStartedAgainAfterAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	digest := b.upload(b.once("0"))
 	b.cfg.Runtime = deaf{b.runtime}
 	a := b.start()
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	spent := func(revision int64) {
 		t.Helper()
 		if r := b.awaitState(0, pod.StateFailed, revision, "it was started before and runs at most once"); !r.Hopeless {
@@ -104,17 +105,18 @@ func TestRunsOnceWhateverBecameOfTheStart(t *testing.T) {
 	a.stop()
 	b.cfg.Runtime = b.runtime
 	b.start()
-	b.tell(intent(0, digest, pod.Running, 20))
+	b.write(intent(0, digest, pod.Running, 20))
 	spent(20)
 }
 
-// refusal is what an artifact store returns of a file that is not what the manifest says.
+// refusal: an artifact differs from its manifest.
 type refusal struct{ error }
 
 func (refusal) Refused() bool { return true }
 
-// A pod that can never be installed, or ends again and again, says so at once; one that may work in a moment does not.
-func TestHopeless(t *testing.T) {
+// A pod is hopeless at once if it can never be installed, or ends again and again, but not if the cause may be over
+// soon.
+func TestOnlyFailuresThatNeverEndAreHopeless(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -122,7 +124,9 @@ func TestHopeless(t *testing.T) {
 	lacks := b.sleeper("2")
 	lacks.Launchables[0].Command = "bin/none"
 	refused, away := b.pod("# refused", "3"), b.pod("# away", "4")
-	b.artifacts.setError(refused.Launchables[0].Artifact, fmt.Errorf("fetch: %w", refusal{errors.New("another digest")}))
+	b.artifacts.setError(
+		refused.Launchables[0].Artifact, fmt.Errorf("fetch: %w", refusal{errors.New("another digest")}),
+	)
 	b.artifacts.setError(away.Launchables[0].Artifact, errors.New("connection refused"))
 	program := b.sleeper("5")
 	program.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/nowhere/program"}
@@ -137,7 +141,7 @@ func TestHopeless(t *testing.T) {
 		{away, pod.StateFailed, false},
 		{program, pod.StateFailed, true},
 	} {
-		b.tell(intent(index, b.upload(c.m), pod.Running, 10))
+		b.write(intent(index, b.upload(c.m), pod.Running, 10))
 		began := time.Now()
 		r := b.awaitReality(index, string(c.state), func(r pod.Reality) bool { return r.State == c.state })
 		if r.Hopeless != c.hopeless || r.Message == "" {

@@ -16,93 +16,95 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// pods are all pods of the node, and what the intents say of them.
 type pods struct {
-	queued wait.Signal // somebody is in queue
+	queued wait.Signal // queue is not empty
 	seen   wait.Signal // something that observe reads has changed
-	record wait.Signal // the node record may have changed
+	record wait.Signal // the node's record may have changed
 	log    obs.Logger
 
-	mu      sync.Mutex // guards all below, and all of every entry but what says otherwise
+	// mu guards the fields below, and the fields of every entry except as noted there.
+	mu      sync.Mutex
 	all     map[pod.Identity]*entry
-	queue   []*entry  // that need a worker
-	intents IntentSet // of the session that there is
-	epoch   string    // that belongs to the intents
+	queue   []*entry  // pods that need a worker
+	intents IntentSet // as read under the present session
+	epoch   string    // of the store when the intents were read
 	silent  bool      // the supervisor does not answer: see Preparer.watchSilence
-	local   desired   // what the node's own services shall be
+	local   desired   // desired state of the node's own services
 }
 
 func newPods(log obs.Logger) *pods {
-	return &pods{queued: wait.NewSignal(), seen: wait.NewSignal(), record: wait.NewSignal(), log: log, all: map[pod.Identity]*entry{}}
+	return &pods{
+		queued: wait.NewSignal(), seen: wait.NewSignal(), record: wait.NewSignal(),
+		log: log, all: map[pod.Identity]*entry{},
+	}
 }
 
-// do runs f while nobody else looks at the pods or changes them. f waits for nothing; the methods below are for its use.
-func (t *pods) do(f func()) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// do runs f while it holds the lock on all pods. f must not wait, and must not call do.
+func (p *pods) do(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	f()
 }
 
-// knownEpoch returns the cluster's epoch that the intents belong to.
-func (t *pods) knownEpoch() (epoch string) {
-	t.do(func() { epoch = t.epoch })
+func (p *pods) knownEpoch() (epoch string) {
+	p.do(func() { epoch = p.epoch })
 	return epoch
 }
 
-// allSaid reports whether the board has what came of all pods that the node has. One that was never saved has not run: it
-// matters only where Consul has it as available.
-func (t *pods) allSaid(available func(pod.Identity) bool) (all bool) {
+// allReported reports whether the board has a reality of every pod. A pod whose record was never saved has not run, so
+// its reality matters only if Consul has the pod as available.
+func (p *pods) allReported(available func(pod.Identity) bool) (all bool) {
 	all = true
-	t.do(func() {
-		for id, e := range t.all {
-			all = all && (e.said || e.rec.Version == 0 && !available(id))
+	p.do(func() {
+		for id, e := range p.all {
+			all = all && (e.reported || e.rec.Version == 0 && !available(id))
 		}
 	})
 	return all
 }
 
-// add takes in a pod.
-func (t *pods) add(id pod.Identity, rec Record) *entry {
+func (p *pods) add(id pod.Identity, rec Record) *entry {
 	e := &entry{
-		id: id, rec: rec, state: firstState(&rec), wake: wait.NewSignal(), readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
+		id: id, rec: rec, state: firstState(&rec), wake: wait.NewSignal(),
+		readiness: readiness{ready: rec.Ready}, counting: rec.Counting,
 	}
 	e.served = rec.Version != 0 && rec.StoppedAt == nil && !rec.NeverAvailable
 	e.readiness.keep(rec.Counting)
-	t.all[id] = e
+	p.all[id] = e
 	return e
 }
 
-// enqueue makes sure that a worker looks at a pod after now.
-func (t *pods) enqueue(e *entry) {
+// enqueue makes sure that a worker reconciles the pod after this call.
+func (p *pods) enqueue(e *entry) {
 	e.again = true
 	if !e.working {
 		e.working = true
-		t.queue = append(t.queue, e)
-		t.queued.Raise()
+		p.queue = append(p.queue, e)
+		p.queued.Raise()
 	}
 }
 
-// changed has a pod observed. Whatever changes what observe reads calls it.
-func (t *pods) changed(e *entry) {
+// changed must be called after a change of something that observe reads.
+func (p *pods) changed(e *entry) {
 	e.observed = false
-	t.seen.Raise()
+	p.seen.Raise()
 }
 
-// enter has a pod change its state.
-func (t *pods) enter(e *entry, on Event) {
+func (p *pods) enter(e *entry, on Event) {
 	next, ok := e.state.After(on)
 	if !ok {
-		t.log.WithFields(obs.Fields{obs.Pod: e.id.String(), obs.Current: string(e.state), obs.Action: string(on)}).Error("state of a pod cannot follow; it stays")
+		p.log.WithFields(obs.Fields{
+			obs.Pod: e.id.String(), obs.Current: string(e.state), obs.Action: string(on),
+		}).Error("pod has an event that its state does not allow; the state is unchanged")
 	}
 	if next != e.state {
 		e.state = next
-		t.changed(e)
+		p.changed(e)
 	}
 }
 
-// orphans lists the pods that run without a matching intent, in order.
-func (t *pods) orphans() (listed []pod.Orphan) {
-	for _, e := range t.all {
+func (p *pods) orphans() (listed []pod.Orphan) {
+	for _, e := range p.all {
 		if o, is := e.orphan(); is {
 			listed = append(listed, o)
 		}
@@ -115,53 +117,52 @@ func (t *pods) orphans() (listed []pod.Orphan) {
 type entry struct {
 	id       pod.Identity
 	state    PodState
-	rec      Record      // as last saved; its version is zero before the first save
+	rec      Record      // as last saved; rec.Version is zero before the first save
 	unsaved  bool        // rec was rebuilt from the runtime and is not on the disk yet
 	want     *pod.Intent // accepted and not saved yet
 	decided  decided
 	activity activity
-	doing    string // what its worker has been waiting for a while; empty: nothing
+	doing    string // what the worker has waited for, if longer than reportAfter; else empty
 
-	procs  []runtime.Status  // all that the runtime has of the pod
-	seenAt map[run]time.Time // when this preparer first saw each of them, on the monotonic clock
+	procs  []runtime.Status  // all processes of the pod that the runtime has
+	seenAt map[run]time.Time // when this preparer first saw each process, on the monotonic clock
 
-	manifestOf *install.Installed // whose manifest, and ids of processes, these are
+	manifestOf *install.Installed // the version from which parsed and ids come
 	parsed     *manifest.Manifest
 	ids        []string
 
 	readiness readiness
-	counting  *Counting // what is saved of readiness while min_ready is awaited
-	served    bool      // it has been available since it began with nothing on the node, as far as is known
-	saveBy    time.Time // when what else is to be saved must be under way; zero: it is
-	observed  bool      // nothing that observe reads has changed since
-	due       time.Time // when time alone may change what is observed
-	said      bool      // it was observed once, and the board has what came of that
+	counting  *Counting // while the pod waits for min_ready: the part of readiness that is saved
+	served    bool      // known to have been available since it began with nothing on the node
+	saveBy    time.Time // when a worker must save changes of rec; zero: nothing to save, or a worker will save it
+	observed  bool      // observed since the last change of something that observe reads
+	due       time.Time // when the pod must be observed again even if nothing changes
+	reported  bool      // observed once, and the board has the reality
 
-	working bool // a worker is at it, or will be
-	again   bool // something happened since that worker began its pass
-	// Only the worker uses these.
-	tidied  int64  // revision of the version after whose launch all was tidied up
-	unheard string // the processes for which the log has said that the supervisor is too old to restart them
+	working bool // the pod has a worker, or is in the queue for a worker
+	again   bool // the worker must reconcile once more
+	// Only the worker uses the next two fields.
+	tidied    int64  // revision of the version for which tidy has succeeded
+	tooOldFor string // the processes in the last warning that the supervisor is too old to restart them
 
 	wake   wait.Signal
-	cancel context.CancelFunc // of the installation under way; nil when none is
+	cancel context.CancelFunc // ends the installation under way; nil if there is none
 }
 
-// decided is the last verdict on a pod; the zero value means that its intent is not known.
+// decided is the last verdict on a pod. Zero: its intent is not known.
 type decided struct {
 	verdict  Verdict
 	revision int64 // of the intent
-	outdated bool  // the accepted intent is of another epoch than it was read in
+	outdated bool  // when the intents were read, the intent's epoch was not the cluster's
 }
 
-// activity is what a worker is doing, or what keeps it from it. The zero value means that there is nothing to say.
+// activity is what a worker does, or why it cannot continue. Zero: nothing to report.
 type activity struct {
 	state    pod.State
 	message  string
-	hopeless bool // trying again mends nothing
+	hopeless bool // trying again does not help
 }
 
-// parse decodes the manifest of what is installed, once.
 func (e *entry) parse() {
 	if in := e.rec.Installed; e.manifestOf != in {
 		e.manifestOf, e.parsed, e.ids = in, in.Decode(), nil
@@ -171,13 +172,13 @@ func (e *entry) parse() {
 	}
 }
 
-// manifest returns the manifest of what is installed, nil when it is not known.
+// manifest returns nil if it is not known.
 func (e *entry) manifest() *manifest.Manifest {
 	e.parse()
 	return e.parsed
 }
 
-// installedProcs returns the processes of the installed version, which is known, and whether some are missing.
+// installedProcs: the caller knows the installed version.
 func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
 	e.parse()
 	for _, status := range e.procs {
@@ -188,7 +189,7 @@ func (e *entry) installedProcs() (procs []runtime.Status, missing bool) {
 	return procs, len(procs) != len(e.ids)
 }
 
-// accepted is the record with what was accepted, saved or not.
+// accepted returns the record with the accepted intent, even if it is not saved yet.
 func (e *entry) accepted() Record {
 	if e.want != nil {
 		return e.rec.accept(*e.want)
@@ -196,7 +197,8 @@ func (e *entry) accepted() Record {
 	return e.rec
 }
 
-// expect replaces what was said about earlier intents: a failure that is reported under a revision must be its own.
+// expect clears the activity when an intent is accepted, because a report with a revision must show only failures of
+// that revision.
 func (e *entry) expect() {
 	rec := e.accepted()
 	e.activity = activity{}
@@ -205,19 +207,17 @@ func (e *entry) expect() {
 	}
 }
 
-// pendingText says what an accepted intent waits for. It is part of the report that says pending, and costs none of its own.
 func (e *entry) pendingText() string {
 	switch {
 	case e.rec.Intent.State == pod.Stopped && e.rec.StoppedAt == nil && e.rec.Version != 0:
 		return "waiting for the stop of revision " + strconv.FormatInt(e.rec.Intent.Revision, 10) + " to end"
 	case e.working && e.rec.Installed != nil:
-		return "waiting for what is being done for version " + install.Short(e.rec.Installed.Digest)
+		return "waiting until the node has finished its work on version " + install.Short(e.rec.Installed.Digest)
 	default:
 		return "manifest " + install.Short(e.want.Digest) + " is to be read from Consul"
 	}
 }
 
-// interrupt ends an installation under way, because what it installs may not be wanted any more.
 func (e *entry) interrupt() {
 	if e.cancel != nil {
 		e.cancel()
@@ -225,7 +225,6 @@ func (e *entry) interrupt() {
 	e.wake.Raise()
 }
 
-// orphan returns what farms must know of a pod that runs without a matching intent.
 func (e *entry) orphan() (pod.Orphan, bool) {
 	reason := map[Verdict]string{Orphan: pod.ReasonOrphaned, Ahead: pod.ReasonAhead}[e.decided.verdict]
 	if reason == "" {
@@ -234,7 +233,7 @@ func (e *entry) orphan() (pod.Orphan, bool) {
 	return e.described(reason)
 }
 
-// described returns what a pod of a controller takes of the node.
+// described returns what a controller's pod takes of the node's capacity; false if it is local or must stop.
 func (e *entry) described(reason string) (pod.Orphan, bool) {
 	rec := e.accepted()
 	if e.id.Local() || rec.Intent.State == pod.Stopped {
@@ -242,8 +241,8 @@ func (e *entry) described(reason string) (pod.Orphan, bool) {
 	}
 	digest, ports := rec.runs()
 	o := pod.Orphan{
-		Identity: rec.Intent.Identity, PodID: rec.Intent.PodID, Digest: digest, Revision: rec.Intent.Revision, Ports: ports, Reason: reason,
-		Runs: anyAlive(e.procs),
+		Identity: rec.Intent.Identity, PodID: rec.Intent.PodID, Digest: digest, Revision: rec.Intent.Revision,
+		Ports: ports, Reason: reason, Runs: anyAlive(e.procs),
 	}
 	if m := e.manifest(); m != nil {
 		res := m.Resources()
@@ -252,12 +251,11 @@ func (e *entry) described(reason string) (pod.Orphan, bool) {
 	return o, true
 }
 
-// outdated reports whether an intent names another epoch than it was read in. Then it says what was true once, and starts nothing.
-func (t *pods) outdated(in *pod.Intent) bool {
-	return in.Epoch != "" && t.epoch != "" && in.Epoch != t.epoch
+// outdated: the node starts no process for such an intent, because the intent may be wrong by now.
+func (p *pods) outdated(in *pod.Intent) bool {
+	return in.Epoch != "" && p.epoch != "" && in.Epoch != p.epoch
 }
 
-// run is one run of a process.
 type run struct {
 	id      string
 	pid     int
@@ -266,7 +264,6 @@ type run struct {
 
 func runOf(s *runtime.Status) run { return run{s.Spec.ID, s.PID, s.StartedAt.UnixNano()} }
 
-// sawProcs notes what the runtime has of the pod, and since when this preparer knows of each run.
 func (e *entry) sawProcs(procs []runtime.Status, now time.Time) {
 	before := e.seenAt
 	e.procs, e.seenAt = procs, make(map[run]time.Time, len(procs))
@@ -278,7 +275,8 @@ func (e *entry) sawProcs(procs []runtime.Status, now time.Time) {
 	}
 }
 
-// rested reports whether the initial delay of the pod's health check is over: the check begins with the registration.
+// rested reports whether the initial delay of the health check is over. The service is registered only then, because
+// the check begins with the registration.
 func (e *entry) rested(m *manifest.Manifest, now time.Time) bool {
 	if m.Health == nil || m.Health.InitialDelay == nil {
 		return true
@@ -288,8 +286,10 @@ func (e *entry) rested(m *manifest.Manifest, now time.Time) bool {
 		if e.procs[i].Phase != runtime.Running {
 			continue
 		}
-		// The clock may have been ahead when the process was started; the time since it was first seen is nobody's to set.
-		if running = true; now.Before(e.procs[i].StartedAt.Add(delay)) && now.Before(e.seenAt[runOf(&e.procs[i])].Add(delay)) {
+		// StartedAt is too late if the wall clock was ahead at the start of the process. seenAt is on a clock that
+		// cannot be set.
+		running = true
+		if now.Before(e.procs[i].StartedAt.Add(delay)) && now.Before(e.seenAt[runOf(&e.procs[i])].Add(delay)) {
 			return false
 		}
 	}
@@ -300,14 +300,11 @@ func anyAlive(procs []runtime.Status) bool {
 	return slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Phase != runtime.Stopped })
 }
 
-// works reports whether all processes of the installed version run that have not done their work, and none ends again
-// and again.
 func (e *entry) works() bool {
 	procs, missing := e.installedProcs()
 	return instances(procs, missing) != "" && !slices.ContainsFunc(procs, crashLoops)
 }
 
-// servicePod returns what the services of a pod follow from.
 func (e *entry) servicePod(now time.Time) register.Pod {
 	m := e.manifest()
 	s := register.Pod{

@@ -22,7 +22,7 @@ func quiet(t *testing.T) obs.Logger {
 	return log
 }
 
-func TestOrphansAreSorted(t *testing.T) {
+func TestOrphansAreListedInOrder(t *testing.T) {
 	t.Parallel()
 	p := newPods(quiet(t))
 	const all = 20
@@ -47,7 +47,7 @@ func TestOrphansAreSorted(t *testing.T) {
 	}
 }
 
-func TestNewWorld(t *testing.T) {
+func TestUnreadableIntentsAreKeptApart(t *testing.T) {
 	t.Parallel()
 	rec := func(in pod.Intent) store.Rec[pod.Intent] { return store.Rec[pod.Intent]{Value: in} }
 	good, odd := sampleRecord(0).Intent, sampleRecord(1).Intent
@@ -61,20 +61,24 @@ func TestNewWorld(t *testing.T) {
 	newer.Revision = 9
 	local := map[pod.Identity]*entry{ident(2): nil, ident(22): nil}
 	seen := store.Seen[pod.Intent]{
-		Recs:    []store.Rec[pod.Intent]{rec(newer), rec(good), rec(odd), at(standby, 5), at(stopped, 6)},
-		Corrupt: []error{&store.CorruptError{Key: "rcfarm/intent/n1/rc/main.2"}, &store.CorruptError{Key: "rcfarm/intent/n1/rc/main.222"}},
+		Recs: []store.Rec[pod.Intent]{rec(newer), rec(good), rec(odd), at(standby, 5), at(stopped, 6)},
+		Corrupt: []error{
+			&store.CorruptError{Key: "rcfarm/intent/n1/rc/main.2"},
+			&store.CorruptError{Key: "rcfarm/intent/n1/rc/main.222"},
+		},
 	}
 	w, problems := newIntentSet(seen, "n1", local)
 	want := IntentSet{
 		Known: true, Intents: map[pod.Identity]pod.Intent{ident(0): newer, ident(3): standby, ident(4): stopped},
-		Unreadable: map[pod.Identity]bool{ident(1): true, ident(2): true}, Stops: map[pod.Identity]uint64{ident(3): 5, ident(4): 6},
+		Unreadable: map[pod.Identity]bool{ident(1): true, ident(2): true},
+		Stops:      map[pod.Identity]uint64{ident(3): 5, ident(4): 6},
 	}
 	if diff := cmp.Diff(want, w); diff != "" || len(problems) != 3 {
 		t.Errorf("%d problems\n%s", len(problems), diff)
 	}
 }
 
-// A failure that is reported under a revision is about what that revision asked for.
+// A report has only failures of its revision.
 func TestFailureOfAnEarlierIntentIsForgotten(t *testing.T) {
 	t.Parallel()
 	p := &Preparer{kit: kit{log: quiet(t), pods: newPods(quiet(t))}}
@@ -88,7 +92,7 @@ func TestFailureOfAnEarlierIntentIsForgotten(t *testing.T) {
 	}
 	(&worker{kit: &p.kit, e: e}).At(pod.StateFailed, "of the worker's earlier pass")
 	if e.activity.state == pod.StateFailed {
-		t.Error("an earlier pass had the last word")
+		t.Error("an earlier pass of the worker replaced the activity of the new intent")
 	}
 	if len(p.pods.queue) != 1 {
 		t.Errorf("%d entries queued, want 1", len(p.pods.queue))

@@ -2,76 +2,95 @@ package preparer
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// portLook is what the node knows of ports that something else on the machine holds.
 type portLook struct {
-	inUse   func(pods map[int]bool) ([]int, error) // nil: nobody looks
+	inUse   func(pods map[int]bool) ([]int, error) // nil: ports are not checked
 	pods    *pods
 	limiter *loop.LogLimiter
 
-	mu     sync.Mutex
-	steady machine.Steady
-	said   []int // as the node's record says it
+	mu       sync.Mutex
+	steady   machine.Steady
+	reported []int // for the node's record
 }
 
-// look looks once, and reports whether what the record should say has changed.
-func (l *portLook) look() (changed bool) {
+func (p *portLook) look() (changed bool) {
 	const key = "ports in use"
-	if l.inUse == nil {
+	if p.inUse == nil {
 		return false
 	}
-	pods := l.pods.ports()
-	found, err := l.inUse(pods)
-	if l.limiter.Saw(key, "the ports that are in use on this machine cannot be read; the node's record says what was found before", err) {
+	pods := p.pods.ports()
+	found, err := p.inUse(pods)
+	const message = "the ports that are in use on this machine cannot be read; " +
+		"the node's record keeps the ports of the last look"
+	if p.limiter.Saw(key, message, err) {
 		return false
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	next := l.steady.Look(found, pods)
-	changed = !slices.Equal(next, l.said)
-	l.said = next
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	next := p.steady.Look(found, pods)
+	changed = !slices.Equal(next, p.reported)
+	p.reported = next
 	return changed
 }
 
-// inUseNow returns what was found.
-func (l *portLook) inUseNow() []int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.said
+func (p *portLook) inUseNow() []int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.reported
 }
 
-// lookRest is how many times as long as a look took nobody looks: with many connections the kernel has much to list.
+// lookRest is the pause after a look, in multiples of its processor time. A look takes long on a machine with many
+// connections, because the kernel lists them all.
 const lookRest = 200
 
-// watch looks until ctx ends.
-func (l *portLook) watch(ctx context.Context, every time.Duration) {
+func (p *portLook) watch(ctx context.Context, every time.Duration) {
 	for took := time.Duration(0); wait.Pause(ctx, max(every, lookRest*took)) == nil; {
-		began := time.Now()
-		if l.look() {
-			l.pods.record.Raise()
-		}
-		took = time.Since(began)
+		took = processorTime(func() {
+			if p.look() {
+				p.pods.record.Raise()
+			}
+		})
 	}
 }
 
-// ports returns the numbers that pods of the node have, or may have.
-func (t *pods) ports() map[int]bool {
+// processorTime does not include the time that the function waits for a core.
+func processorTime(f func()) time.Duration {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before := threadTime()
+	f()
+	return threadTime() - before
+}
+
+func threadTime() time.Duration {
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &used); err != nil {
+		return 0 // impossible, because Linux has RUSAGE_THREAD since 2.6.26
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
+// ports returns the ports that pods of the node use or may use.
+func (p *pods) ports() map[int]bool {
 	all := map[int]bool{}
-	t.do(func() {
-		for _, e := range t.all {
+	p.do(func() {
+		for _, e := range p.all {
 			rec := e.accepted()
 			if rec.StoppedAt != nil {
 				continue
 			}
-			of := []map[string]int{rec.Intent.Ports, e.rec.Intent.Ports} // what is accepted, and what was before
+			of := []map[string]int{rec.Intent.Ports, e.rec.Intent.Ports} // of the accepted and of the saved intent
 			for _, in := range rec.live() {
 				of = append(of, in.Ports)
 			}

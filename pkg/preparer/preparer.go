@@ -1,10 +1,3 @@
-// Package preparer is the agent of one node: it makes the node's processes match the intents that the farm wrote.
-//
-// Run supervises the local pods for the life of the process and needs nothing of Consul's servers. Serve is what happens
-// under one session: it holds the node's lock, takes new intents and reports. An intent goes one way: Decide, in decide.go, is the only place
-// that turns it, or its absence, into a verdict; apply puts what was accepted into the pod's entry (pods.go); reconcile, in worker.go, brings the
-// pod closer to its record, and may be interrupted anywhere; observe, in observe.go, derives what is reported. The states that a pod goes
-// through, and why, are the table in state.go. Parts below this package do the rest, and call nobody here but by what they were given.
 package preparer
 
 import (
@@ -34,88 +27,98 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Store is what a preparer reads of the cluster; *store.Store is one.
+// Store reads the cluster's records for a preparer.
 type Store interface {
 	SignedManifest(ctx context.Context, digest string) (m *manifest.Manifest, signature string, err error)
-	WatchIntents(ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
-	// PullIntents is WatchIntents, which reads whenever next returns in place of a standing query.
-	PullIntents(ctx context.Context, node string, next func(context.Context) error, onError func(error), deliver func(store.Seen[pod.Intent]) error) error
+	WatchIntents(
+		ctx context.Context, node string, onError func(error), deliver func(store.Seen[pod.Intent]) error,
+	) error
+	// PullIntents has no standing query, but reads the intents each time that next returns.
+	PullIntents(
+		ctx context.Context, node string,
+		next func(context.Context) error, onError func(error), deliver func(store.Seen[pod.Intent]) error,
+	) error
 	Epoch(ctx context.Context) (string, error) // of the cluster
 	report.NodeReader
 	WatchSchema(ctx context.Context, onError func(error), deliver func(store.Seen[store.Schema]) error) error
 }
 
-// Session is what a preparer writes under one session; *store.NodeSession is one.
+// Session writes a preparer's records to Consul under one session.
 type Session interface {
 	report.NodeWriter
 	report.Realities
 	reserver
-	// Left returns for how long the session may be believed in from now on, if Consul does not answer.
+	// Left returns for how much longer the session certainly lives, even if Consul does not answer.
 	Left() time.Duration
 }
 
-// State is the node's own disk; what NewDisk returns is one.
+// State keeps the pods' records on the node's disk.
 type State interface {
-	// Load returns all records, an error for each whose content is none, and one when not everything could be read.
+	// Load returns the readable records, and one error for each unreadable one. The last error is about the disk
+	// itself.
 	Load() ([]Record, []error, error)
 	// Save returns nil when the record survives a power failure.
 	Save(rec Record) error
-	// Forget removes the record that has this name, which is install.FileName of its identity. One that is not there is fine.
+	// Forget removes the record with this install.FileName, if there is one.
 	Forget(name string) error
 }
 
-// DefaultKeepStopped is how long home, logs and versions of a stopped pod stay.
+// DefaultKeepStopped is how long the node keeps home, logs and versions of a stopped pod.
 const DefaultKeepStopped = 24 * time.Hour
 
-// DefaultPullEvery is what a push that is lost costs: about what people wait before they look. A thousand nodes make 17 small reads a second
-// of it.
+// DefaultPullEvery is how often a node reads its intents without a push. If a push is lost, the node sees the intent
+// about this much later. After about this time, people would look for the cause of a delay. A thousand nodes make 17
+// small reads a second.
 const DefaultPullEvery = time.Minute
 
-// Config is what New needs. Zero values mean the defaults that setDefaults has.
+// Config is what New needs. setDefaults replaces zeros.
 type Config struct {
-	// Node says what the machine is. Name and Address are required; host, incarnation, Consul node, epoch and orphans are
-	// filled in.
+	// Node describes the machine. Name and Address are required. The preparer sets host, epoch, incarnation and Consul
+	// node.
 	Node node.Node
 	install.Host
 	Store    Store
-	Cache    Cache // nil: artifacts are neither mended nor removed
+	Cache    Cache // nil: artifacts are neither fetched again nor removed
 	Services register.Services
 	State    State       // nil: NewDisk in Dir/pods
-	Doors    claim.Doors // nil: nobody asks what pods may do at Consul
-	// InUse returns the ports, sorted, that something on the machine holds besides those of pods; nil: nobody asks.
+	Doors    claim.Doors // nil: the preparer does not check what pods can do in Consul
+	// InUse returns the sorted ports that something other than pods holds; nil: ports are not checked.
 	InUse   func(pods map[int]bool) ([]int, error)
-	Strict  bool // no new intents while they may do anything, or nobody knows
+	Strict  bool // accept no intents while pods can harm the node through Consul, or while this is unknown
 	Log     obs.Logger
-	Metrics *Metrics // nil: nobody sees them
+	Metrics *Metrics // nil: metrics are not published
 
-	BusyPoll    time.Duration // between two looks at the local agent while a pod is in transition
-	IdlePoll    time.Duration // between two looks when none is
-	RelistEvery time.Duration // between two looks at the stored realities, which nothing watches; spread by half
-	RetryMin    time.Duration // first pause after an act on a pod failed; it doubles from there
-	RetryMax    time.Duration // bound of that doubling
-	PingEvery   time.Duration // between two questions to the supervisor whether it answers
-	SilentAfter time.Duration // how long it may take to answer
+	BusyPoll    time.Duration // between two reads of the local Consul agent while a pod is in transition
+	IdlePoll    time.Duration // between two reads of the local Consul agent while no pod is in transition
+	RelistEvery time.Duration // between two reads of the realities in Consul, which have no watch; spread by half
+	RetryMin    time.Duration // first pause after an action on a pod failed; it doubles after each failure
+	RetryMax    time.Duration // longest such pause
+	PingEvery   time.Duration // between two pings of the supervisor
+	SilentAfter time.Duration // how long the supervisor may take to answer before it is silent
 
-	// Push: farms tell the node of its intents (ADR 26), in place of a standing query; PullEvery is the time between two readings that
-	// nobody asks for, give or take half.
+	// Push: farms push to the node (ADR 26), and the node has no standing query for its intents. Without a push it
+	// reads them every PullEvery, plus or minus half.
 	Push      bool
 	PullEvery time.Duration
 
-	// TakeOver takes the node's name over from another host, once.
+	// TakeOver: the preparer takes the node's name over from another host, once.
 	TakeOver bool
-	// ConfirmLoss is the time between two answers of Consul that the name was taken over from this host, before its pods stop.
+	// ConfirmLoss is the time between two reads of the node's record. If both show that another host took the name
+	// over, the node's pods stop.
 	ConfirmLoss time.Duration
-	AskDoors    time.Duration // between two looks at what pods may do at Consul
-	AskAgain    time.Duration // between two while nobody knows, or nothing is taken because of it
-	LookAtGate  time.Duration // between two looks at the version gate, while it allows less than this program knows; spread by half
-	LookAtPorts time.Duration // between two looks at which ports are in use, in the least
+	AskDoors    time.Duration // between two checks of what pods can do in Consul
+	AskAgain    time.Duration // the same, while the result is unknown or keeps the node from accepting intents
+	// LookAtGate is the time between two reads of the version gate while it is lower than this program's version; plus
+	// or minus half.
+	LookAtGate  time.Duration
+	LookAtPorts time.Duration // shortest time between two checks of which ports are in use
 
-	KeepStopped    time.Duration // how long home, logs and versions of a stopped pod stay
-	KeepTombstones time.Duration // how long it is remembered that a pod was stopped which no intent names any more
-	MaxTombstones  int           // of those; beyond it the oldest go earlier, but none within a day
-	CollectEvery   time.Duration // between two looks for what may go
+	KeepStopped    time.Duration // how long the node keeps home, logs and versions of a stopped pod
+	KeepTombstones time.Duration // how long the node keeps a tombstone that no intent names any more
+	MaxTombstones  int           // beyond this number, the oldest are removed sooner, but none within a day
+	CollectEvery   time.Duration // between two searches for directories and tombstones to remove
 
-	PruneArtifacts time.Duration // between two looks for artifacts that may go, besides when the pods need others
+	PruneArtifacts time.Duration // between two searches for unneeded artifacts; other events start one too
 }
 
 func (c *Config) validate() error {
@@ -130,7 +133,13 @@ func (c *Config) validate() error {
 	for _, part := range []struct {
 		name string
 		is   any
-	}{{"store", c.Store}, {"artifacts", c.Artifacts}, {"runtime", c.Runtime}, {"services", c.Services}, {"log", c.Log}} {
+	}{
+		{"store", c.Store},
+		{"artifacts", c.Artifacts},
+		{"runtime", c.Runtime},
+		{"services", c.Services},
+		{"log", c.Log},
+	} {
 		if part.is == nil {
 			errs.Missing(part.name, "an implementation")
 		}
@@ -174,13 +183,12 @@ type Preparer struct {
 	exposure *claim.Exposure
 	inbox    *push.Inbox
 	locals   *locals
-	enforces bool // see enforcesStopAfter; guarded as the pods are
+	enforces bool // see enforcesStopAfter; guarded by pods.mu
 	silence  silence
 }
 
-// New returns the agent with everything loaded that its disk knows. Unreadable records are set aside and logged. A disk that gives none
-// is an error: a preparer that knows nothing of what it was told would rebuild all pods from the runtime, and forget what was stopped.
-// Pods run on without it.
+// New reads all records of the node's disk. It moves unreadable records aside. If the disk cannot be read, New returns
+// an error: without records it would not know which pods were stopped. Pods continue to run without a preparer.
 func New(cfg Config) (*Preparer, error) {
 	cfg.setDefaults()
 	if err := cfg.validate(); err != nil {
@@ -200,7 +208,8 @@ func New(cfg Config) (*Preparer, error) {
 	p.limiter = loop.NewLogLimiter(p.log)
 	p.processes = supervise.New(cfg.Runtime, cfg.Step)
 	p.exposure = &claim.Exposure{
-		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Limiter: p.limiter, Every: cfg.AskDoors, Again: cfg.AskAgain, Unsecured: cfg.Metrics.unsecure,
+		Node: cfg.Node.Name, Doors: cfg.Doors, Strict: cfg.Strict, Limiter: p.limiter,
+		Every: cfg.AskDoors, Again: cfg.AskAgain, Unsecured: cfg.Metrics.unsecure,
 	}
 	var err error
 	if p.contact, err = claim.OpenContact(cfg.Dir); err != nil {
@@ -216,25 +225,31 @@ func New(cfg Config) (*Preparer, error) {
 		return nil, err
 	}
 	for _, err := range bad {
-		p.log.WithField(obs.Error, err).Error("pod record unreadable and set aside; its pod keeps running if the runtime has it")
+		p.log.WithField(obs.Error, err).
+			Error("pod record unreadable and set aside; its pod keeps running if the runtime has it")
 	}
 	numbers := make(map[pod.Identity]int, len(records))
 	for _, rec := range records {
 		p.pods.add(rec.Intent.Identity, rec)
 		numbers[rec.Intent.Identity] = rec.UID
 	}
-	inbox, err := push.New(push.Config{Dir: cfg.Dir, Pull: cfg.Push, Every: cfg.PullEvery, Epoch: cfg.Store.Epoch})
+	inbox, err := push.New(push.Config{
+		Dir: cfg.Dir, Pull: cfg.Push, Every: cfg.PullEvery, Epoch: cfg.Store.Epoch,
+	})
 	if err != nil {
-		p.log.WithField(obs.Error, err).Warn("what farms have pushed is not remembered; the next push of each controller is believed to be its last")
+		p.log.WithField(obs.Error, err).Warn("pushes of farms from before cannot be read; " +
+			"the next push of each controller is taken for its latest")
 	}
 	p.inbox = inbox
 	p.node = install.New(install.Config{
-		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address, ContactNote: p.contact.Path(), Log: p.log, Limiter: p.limiter,
+		Host: cfg.Host, Node: cfg.Node.Name, Address: cfg.Node.Address,
+		ContactNote: p.contact.Path(), Log: p.log, Limiter: p.limiter,
 		HookFailed: cfg.Metrics.hookFailures.Inc, FetchFailed: p.prunable.Raise,
 	}, numbers)
 	p.agent, err = register.New(register.Config{
-		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Runtime: cfg.Runtime, Versions: p.node, Limiter: p.limiter, Log: p.log,
-		Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll, Reach: p.reach, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
+		Node: p.cfg.Node, Dir: cfg.Dir, Services: cfg.Services, Runtime: cfg.Runtime, Versions: p.node,
+		Limiter: p.limiter, Log: p.log, Step: cfg.Step, BusyPoll: cfg.BusyPoll, IdlePoll: cfg.IdlePoll,
+		Reach: p.reach, Pods: p.servicePods, Up: p.isUp, Changed: p.sawServices,
 	})
 	for id, e := range p.pods.all {
 		p.agent.Know(id, e.rec.Service, e.rec.Standby)
@@ -247,7 +262,7 @@ func New(cfg Config) (*Preparer, error) {
 	return p, err
 }
 
-// Run supervises the local pods until ctx ends, and returns its cause. Pods outlive it.
+// Run supervises the local pods until ctx ends, and returns the cause. The pods continue to run.
 func (p *Preparer) Run(ctx context.Context) error {
 	var parts sync.WaitGroup
 	parts.Go(func() { p.watchRuntime(ctx) })
@@ -281,14 +296,14 @@ func (p *Preparer) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// reach returns what of the local agent's services this preparer may touch: one that is refused its node's name has the
-// same services as the preparer that has it.
+// reach returns which services of the local Consul agent this preparer may change. Another preparer with the same node
+// name has the same service ids, so a preparer that was refused the name changes none.
 func (p *Preparer) reach() register.Reach {
 	switch standing := p.name.Standing(); {
 	case standing == claim.Unproven, standing == claim.Refused:
 		return register.Nothing
 	case standing == claim.Former, !p.contact.Locked():
-		return register.Running // the name may have become another's meanwhile
+		return register.Running // another host can have taken the name over meanwhile
 	case p.contact.Informed():
 		return register.All
 	default:
@@ -296,17 +311,17 @@ func (p *Preparer) reach() register.Reach {
 	}
 }
 
-// reconsider decides anew about the intents that are known.
 func (p *Preparer) reconsider() { p.pods.do(p.decide) }
 
-// buried decides anew, and looks after local services, as a stop was confirmed.
+// buried is called when a stop is on the disk.
 func (p *Preparer) buried() {
 	p.reconsider()
 	p.locals.wake.Raise()
 }
 
-// Scale takes a request. When it returns, what one about a local service says is on the disk, or nothing has changed; and what one with an
-// epoch speaks of has been read and decided upon. Its errors are those of package scale.
+// Scale carries out a request. A request with an epoch is a push: when Scale returns nil, the node has read its intents
+// and decided about them. A request without an epoch is about a local service: when Scale returns nil, the request is
+// on the disk, and after an error the service has not changed. Errors are of package scale, or about the node itself.
 func (p *Preparer) Scale(ctx context.Context, r scale.Request) (scale.Response, error) {
 	if r.Epoch == nil {
 		return p.locals.scale(ctx, r)
@@ -326,7 +341,7 @@ func (p *Preparer) Scale(ctx context.Context, r scale.Request) (scale.Response, 
 	return answer, nil
 }
 
-// decide compares the intents with the local pods and applies every verdict. The caller is in pods.do.
+// decide compares the intents with the local pods. Call it only inside pods.do.
 func (p *Preparer) decide() {
 	defer p.pods.record.Raise()
 	own, local := map[pod.Identity]Local{}, make(map[pod.Identity]Local, len(p.pods.all))
@@ -345,7 +360,7 @@ func (p *Preparer) decide() {
 		return
 	}
 	intents := p.pods.intents
-	_, intents.Shut = p.exposure.Said()
+	_, intents.Shut = p.exposure.Answer()
 	for _, d := range Decide(intents, local) {
 		p.apply(d)
 	}
@@ -356,10 +371,10 @@ func (p *Preparer) apply(d Decision) {
 	e := p.pods.all[d.ID]
 	if e == nil {
 		if d.Verdict != Accept {
-			return // about a pod that is not here
+			return // only an accepted intent creates a pod on the node
 		}
 		e = p.pods.add(d.ID, Record{})
-		p.agent.Know(d.ID, "", d.Intent.Standby) // it is found under no name yet
+		p.agent.Know(d.ID, "", d.Intent.Standby) // it has no registered service yet
 	}
 	before := e.decided
 	switch d.Verdict {
@@ -373,7 +388,9 @@ func (p *Preparer) apply(d Decision) {
 		p.pods.changed(e)
 		p.pods.enqueue(e)
 		e.decided = decided{verdict: Unchanged, outdated: p.pods.outdated(&in)}
-		p.podLog(d.ID).WithFields(obs.Fields{obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: install.Short(in.Digest)}).Info("intent accepted")
+		p.podLog(d.ID).WithFields(obs.Fields{
+			obs.Action: string(in.State), fieldRevision: in.Revision, fieldDigest: install.Short(in.Digest),
+		}).Info("intent accepted")
 		return
 	case Unchanged:
 		e.decided = decided{verdict: Unchanged, outdated: p.pods.outdated(&d.Intent)}
@@ -388,14 +405,16 @@ func (p *Preparer) apply(d Decision) {
 	}
 	p.pods.changed(e)
 	if d.Verdict != Unchanged || before.verdict != "" {
-		p.podLog(d.ID).WithFields(obs.Fields{obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision}).Info("standing of pod changed")
+		p.podLog(d.ID).WithFields(obs.Fields{
+			obs.Reason: string(d.Verdict), fieldRevision: d.Intent.Revision,
+		}).Info("verdict on pod changed")
 	}
 }
 
-var errNotReady = errors.New("the node's disk and its supervisor have not both been read yet")
+var errNotReady = errors.New("the preparer has not read both the node's disk and its supervisor yet")
 
-// Ready returns nil when the preparer supervises the node's pods, whether Consul answers or not, and the node's name is not
-// known to be another host's.
+// Ready returns nil when the preparer supervises the node's pods, and an error if the node's name belongs to another
+// host. It does not need Consul.
 func (p *Preparer) Ready() error {
 	if !p.allKnown() {
 		return errNotReady
@@ -403,7 +422,6 @@ func (p *Preparer) Ready() error {
 	return p.name.Refusal()
 }
 
-// allKnown reports whether every running pod is known.
 func (k *kit) allKnown() bool {
 	select {
 	case <-k.ready:
@@ -413,7 +431,6 @@ func (k *kit) allKnown() bool {
 	}
 }
 
-// awaitReady waits until every running pod is known. It returns false when ctx ends first.
 func (k *kit) awaitReady(ctx context.Context) bool {
 	select {
 	case <-k.ready:

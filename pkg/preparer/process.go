@@ -16,8 +16,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
-// reconcileProcs makes exactly the installed processes run. Processes that run already are left alone, whatever their
-// specification says: a new version of the preparer must not restart pods.
+// reconcileProcs makes the processes of the installed version run, and no others of the pod. It does not touch a
+// running process of this version, even if its specification differs, because a new version of the preparer must not
+// restart pods.
 func (w *worker) reconcileProcs(ctx context.Context, rec Record) (Record, error) {
 	waits, err := w.mustNotRun(&rec)
 	if !waits && err == nil && !rec.Installed.Known() {
@@ -42,14 +43,15 @@ func (w *worker) reconcileProcs(ctx context.Context, rec Record) (Record, error)
 	procs := w.procs()
 	plan := supervise.Compare(wanted, procs)
 	if !plan.Empty() {
-		if procs, err = w.processes.Of(ctx, w.e.id); err != nil { // the runtime's last report may be older than our last act
+		// The runtime's last report may be older than this worker's last change.
+		if procs, err = w.processes.Of(ctx, w.e.id); err != nil {
 			w.procsFailed(&rec, fmt.Errorf("the runtime does not answer: %w", err))
 			return rec, err
 		}
 		plan = supervise.Compare(wanted, procs)
 	}
 	now := Launched
-	if len(plan.Start) > 0 && rec.spent() { // what the runtime has of it stays, as it says how it ended
+	if len(plan.Start) > 0 && rec.spent() { // keep the runtime's records, which have how the processes ended
 		now, plan.Start = Ran, nil
 		plan.Remove = slices.DeleteFunc(plan.Remove, func(id string) bool { return slices.Contains(wanted, id) })
 	}
@@ -72,10 +74,10 @@ func (w *worker) reconcileProcs(ctx context.Context, rec Record) (Record, error)
 	return rec, errors.Join(err, w.keepLimits(ctx, &rec), w.restartHung(ctx))
 }
 
-// restartHung has the processes of the installed version started again where the check has failed for restart_after,
-// unless other processes run by now, or a newer intent says what becomes of them. While they run on it is done again.
+// restartHung asks the supervisor to restart the processes whose check has failed for restart_after, as long as they
+// still run and no newer intent was accepted.
 func (w *worker) restartHung(ctx context.Context) error {
-	hung := w.agent.Said(w.e.id).Hung
+	hung := w.agent.StateOf(w.e.id).Hung
 	var procs []runtime.Status
 	var m *manifest.Manifest
 	w.pods.do(func() {
@@ -87,22 +89,25 @@ func (w *worker) restartHung(ctx context.Context) error {
 		return nil
 	}
 	reason, stable := fmt.Sprintf("its health check failed for %s", m.RestartAfter()), time.Duration(0)
-	if hung.Never { // as long as a run like this one, and more
+	if hung.Never { // longer than such a run lasts, so that it counts as short
 		stable = m.Health.InitialDelay.Or(0) + m.Health.PassesWithin() + 2*m.RestartAfter()
 	}
-	var errs []error // one that is not asked keeps no other from it
+	var errs []error // one failure does not stop the others
 	for i := range procs {
 		if procs[i].Phase != runtime.Running {
 			continue
 		}
 		s := &procs[i]
-		err := w.processes.Restart(ctx, runtime.RestartRequest{ID: s.Spec.ID, PID: s.PID, StartedAt: s.StartedAt, Reason: reason, Stable: stable})
+		err := w.processes.Restart(ctx, runtime.RestartRequest{
+			ID: s.Spec.ID, PID: s.PID, StartedAt: s.StartedAt, Reason: reason, Stable: stable,
+		})
 		switch {
 		case errors.Is(err, runtime.ErrTooOld):
-			if w.e.unheard != hung.Runs {
-				w.podLog(w.e.id).WithField(obs.Reason, reason).Warn("pod is to be restarted, which the node's supervisor is too old for; it runs on")
+			if w.e.tooOldFor != hung.Runs {
+				w.podLog(w.e.id).WithField(obs.Reason, reason).
+					Warn("pod should be restarted, but the node's supervisor is too old for that; it runs on")
 			}
-			w.e.unheard = hung.Runs
+			w.e.tooOldFor = hung.Runs
 			return nil
 		case err != nil:
 			errs = append(errs, err)
@@ -113,26 +118,26 @@ func (w *worker) restartHung(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// procsFailed reports what keeps the installed version from running, unless it is on its way out: what is reported under
-// the accepted revision must be about the version that it asked for.
+// procsFailed reports why the installed version does not run. If the accepted intent asks for another version, it
+// reports nothing, because the report has the revision of that intent.
 func (w *worker) procsFailed(rec *Record, err error) {
 	if !rec.upToDate() || errors.Is(err, context.Canceled) {
 		return
 	}
 	message := err.Error()
 	if len(rec.Previous) > 0 {
-		message += stays(rec.Previous[0])
+		message += stillInstalled(rec.Previous[0])
 	}
 	w.failed(message, err)
 }
 
-// stays says that an earlier version is there to go back to.
-func stays(in install.Installed) string {
+// stillInstalled names the earlier version that a rollback can use.
+func stillInstalled(in install.Installed) string {
 	return fmt.Sprintf("; version %s stays installed", install.Short(in.Digest))
 }
 
-// tidy does, once for each version and each start of the preparer, what a crash may have left undone after the launch.
-// Nothing depends on it that runs.
+// tidy repeats the last steps of a launch, because a crash can have prevented them. It does so once for each version
+// and each start of the preparer. No running process depends on these steps.
 func (w *worker) tidy(rec *Record) {
 	if w.e.tidied == rec.Installed.Revision {
 		return
@@ -146,9 +151,11 @@ func (w *worker) tidy(rec *Record) {
 	}
 }
 
-// carryOut follows the plan: what is superfluous goes first, then the installed version is launched. A newer intent
-// interrupts the launch, whose hooks may take long, but no stop.
-func (w *worker) carryOut(ctx context.Context, rec Record, procs []runtime.Status, plan supervise.Plan) (Record, error) {
+// carryOut stops and removes processes that are not wanted, then launches the installed version. A newer intent
+// interrupts the launch, because the launch hooks can take long. It does not interrupt a stop.
+func (w *worker) carryOut(
+	ctx context.Context, rec Record, procs []runtime.Status, plan supervise.Plan,
+) (Record, error) {
 	v := w.version(&rec, rec.Installed)
 	launching, done := w.interruptible(ctx, rec.Intent.Revision)
 	defer done()
@@ -170,8 +177,8 @@ func (w *worker) carryOut(ctx context.Context, rec Record, procs []runtime.Statu
 	return w.launch(launching, rec, v, plan)
 }
 
-// launch switches to the version and starts what it lacks, with the hooks around it. What has to follow a start is noted
-// before it, so that it is done after a crash too.
+// launch starts the version's missing processes, with the hooks before and after the start. Before the start, it saves
+// that the later steps are due, so that the next preparer takes them even after a crash.
 func (w *worker) launch(ctx context.Context, rec Record, v *install.Version, plan supervise.Plan) (Record, error) {
 	if len(plan.Start) > 0 {
 		if err := v.PrepareLaunch(ctx, w, plan.Others); err != nil {
@@ -179,11 +186,12 @@ func (w *worker) launch(ctx context.Context, rec Record, v *install.Version, pla
 		}
 		if !rec.Installed.Launching && v.LaunchHooks() {
 			var err error
-			if rec, err = w.saveLaunching(rec, true); err != nil {
+			if rec, err = w.save(rec.launchBegun()); err != nil {
 				return rec, err
 			}
 		}
-		if v.M.RunsOnce() { // if the note is there and the process is not, nobody knows how far it came
+		// Saved before the start, because after a crash the process may have run.
+		if v.M.RunsOnce() {
 			var err error
 			if rec, err = w.save(rec.ran(rec.Installed.Digest)); err != nil {
 				return rec, err
@@ -199,18 +207,10 @@ func (w *worker) launch(ctx context.Context, rec Record, v *install.Version, pla
 	if err := v.FinishLaunch(ctx, w); err != nil {
 		return rec, err
 	}
-	return w.saveLaunching(rec, false)
+	return w.save(rec.launchEnded())
 }
 
-func (w *worker) saveLaunching(rec Record, launching bool) (Record, error) {
-	installed := *rec.Installed
-	installed.Launching = launching
-	rec.Installed = &installed
-	return w.save(rec)
-}
-
-// startAll starts processes. When one is refused, those that were started along with it are stopped again: a pod's
-// processes live together or not at all.
+// startAll starts all processes or none: if one does not start, it stops the others again.
 func (w *worker) startAll(ctx context.Context, rec *Record, v *install.Version, ids []string) error {
 	if stopAfter(v.M) != proc.Never {
 		if err := w.keepContact(rec); err != nil {
@@ -221,9 +221,11 @@ func (w *worker) startAll(ctx context.Context, rec *Record, v *install.Version, 
 	for _, one := range rec.Installed.Processes {
 		spec, err := v.Spec(one)
 		if err == nil && slices.Contains(ids, spec.ID) {
-			started = append(started, spec.ID) // the answer of one that was started may be lost
+			started = append(started, spec.ID) // even on an error: perhaps only the answer was lost
 			if err = w.processes.Start(ctx, spec); err == nil {
-				w.logChange(w.e, "start", obs.Fields{obs.Process: spec.ID, fieldDigest: install.Short(rec.Installed.Digest)})
+				w.logChange(w.e, "start", obs.Fields{
+					obs.Process: spec.ID, fieldDigest: install.Short(rec.Installed.Digest),
+				})
 			}
 		}
 		if err != nil {
@@ -237,8 +239,8 @@ func (w *worker) startAll(ctx context.Context, rec *Record, v *install.Version, 
 	return nil
 }
 
-// keepContact makes sure that a pod with stop_after may still start, after all that came before, and has the note of the last contact say what
-// is known: with an older one the supervisor would stop at once what is started.
+// keepContact checks again, after the preparation of a pod with stop_after, that it may start. It writes the contact
+// note, because with an older time in it the supervisor would stop the pod at once.
 func (w *worker) keepContact(rec *Record) error {
 	suspended, err := w.mustNotRun(rec)
 	if err == nil && suspended {
@@ -247,10 +249,12 @@ func (w *worker) keepContact(rec *Record) error {
 	return errors.Join(err, w.contact.Keep())
 }
 
-// mend has everything present again that the installed version is launched from, when a process cannot be started. The runtime tries again by
-// itself.
+// mend fetches the artifact again if a process cannot be started because its program is missing or damaged. The runtime
+// retries the start.
 func (w *worker) mend(ctx context.Context, rec *Record) error {
-	broken := slices.DeleteFunc(slices.Clone(w.procs()), func(s runtime.Status) bool { return s.Phase != runtime.Backoff || s.Message == "" })
+	broken := slices.DeleteFunc(slices.Clone(w.procs()), func(s runtime.Status) bool {
+		return s.Phase != runtime.Backoff || s.Message == ""
+	})
 	v := w.version(rec, rec.Installed)
 	if len(broken) == 0 || v == nil || w.cfg.Cache == nil {
 		return nil
@@ -264,16 +268,17 @@ func (w *worker) mend(ctx context.Context, rec *Record) error {
 		a := v.M.LaunchableOf(one.Launchable).Artifact
 		program := v.Path(one.Launchable, one.Path)
 		missing := install.CheckProgram(program)
-		if missing == nil || a.Kind != manifest.ArtifactTar {
+		if missing == nil || !a.IsFetched() {
 			continue
 		}
-		w.Failed("a program is not there as it was unpacked; its artifact is fetched again", missing)
+		w.Failed("a program of the pod is missing or damaged; its artifact is fetched again", missing)
 		err := w.cfg.Cache.Renew(ctx, a)
 		if err == nil {
 			err = install.CheckProgram(program)
 		}
 		if err != nil {
-			return fmt.Errorf("the artifact of %s is not whole on the disk and cannot be fetched: %w", one.Launchable, err)
+			return fmt.Errorf("the artifact of %s is incomplete on the disk and cannot be fetched: %w",
+				one.Launchable, err)
 		}
 		w.cfg.Metrics.artifactsRestored.Inc()
 	}

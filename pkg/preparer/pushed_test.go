@@ -17,29 +17,32 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// unwatched is a store in which nobody may have a standing query on intents.
+// unwatched fails the test on a standing query for intents.
 type unwatched struct {
 	preparer.Store
 	t *testing.T
 }
 
-func (u *unwatched) WatchIntents(ctx context.Context, _ string, _ func(error), _ func(store.Seen[pod.Intent]) error) error {
+func (u *unwatched) WatchIntents(
+	ctx context.Context, _ string, _ func(error), _ func(store.Seen[pod.Intent]) error,
+) error {
 	u.t.Error("a standing query on intents")
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
 
-// pushing is a node that farms tell of its intents, and that reads them by itself only when a session begins.
+// pushing reads intents only after a push and at the beginning of a session.
 func pushing(t *testing.T) *bench {
 	b := newBench(t)
 	b.cfg.Push, b.cfg.PullEvery, b.cfg.Store = true, 24*time.Hour, &unwatched{b.store, t}
 	return b
 }
 
-// written writes an intent, nil for none, as the owner's transactions do, and returns Consul's index of that.
+// written writes an intent, or deletes it if in is nil, together with a second key, and returns the index.
 func (b *bench) written(index int, in *pod.Intent) int64 {
 	b.t.Helper()
-	key, beside := b.keys.Intents.Key(b.cfg.Node.Name, identity(index).String()), b.keys.Statuses.Key(identity(index).RCID)
+	key := b.keys.Intents.Key(b.cfg.Node.Name, identity(index).String())
+	beside := b.keys.Statuses.Key(identity(index).RCID)
 	op := consul.Delete(key)
 	if in != nil {
 		data, err := json.Marshal(in)
@@ -55,18 +58,20 @@ func (b *bench) written(index int, in *pod.Intent) int64 {
 	return int64(written[beside])
 }
 
-// pushOf is what a farm sends that has had the controller's lock since an index.
+// pushOf is of a farm that has held the controller's lock since index lock.
 func (b *bench) pushOf(lock, revision int64) scale.Request {
 	b.t.Helper()
 	epoch := b.epoch()
 	r := scale.New("web", 1)
-	r.Epoch, r.Revision = &scale.Epoch{Cluster: epoch, RCID: identity(0).RCID, Term: scale.Term(epoch, uint64(lock))}, revision
+	r.Revision = revision
+	r.Epoch = &scale.Epoch{Cluster: epoch, RCID: identity(0).RCID, Term: scale.Term(epoch, uint64(lock))}
 	return r
 }
 
-// A node without a standing query runs, upgrades and stops what its intents say, when it is told. What a request leaves out, and what is not
-// there, it does not stop (P1, P4). Requests of a former owner, and late ones, are refused, also by a preparer that was started again.
-func TestPushedIntents(t *testing.T) {
+// After a push, a node without a standing query reads its intents, and runs, upgrades and stops pods. It stops no pod
+// because the pod is missing in the push or has no intent (P1, P4). It refuses late pushes, and pushes of a previous
+// owner, also after a restart.
+func TestANodeReadsItsIntentsAfterAPush(t *testing.T) {
 	t.Parallel()
 	b := pushing(t)
 	a := b.start()
@@ -88,7 +93,10 @@ func TestPushedIntents(t *testing.T) {
 	a.must(t, b.pushOf(successor, last))
 	b.awaitState(0, pod.StateStopped, 12, "")
 	for range 2 {
-		for name, r := range map[string]scale.Request{"of the former owner": b.pushOf(lock, first), "late": b.pushOf(successor, last-1), "beyond what there is": b.pushOf(successor, last+1000)} {
+		for name, r := range map[string]scale.Request{
+			"of the previous owner": b.pushOf(lock, first), "late": b.pushOf(successor, last-1),
+			"of a future index": b.pushOf(successor, last+1000),
+		} {
 			if err := a.ask(t, r); !errors.Is(err, scale.ErrConflict) && !errors.Is(err, scale.ErrInvalid) {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -100,21 +108,21 @@ func TestPushedIntents(t *testing.T) {
 	}
 }
 
-// A node that nobody tells reads by itself.
-func TestUntoldIntents(t *testing.T) {
+// A node without pushes reads its intents after PullEvery.
+func TestANodeReadsItsIntentsWithoutAPush(t *testing.T) {
 	t.Parallel()
 	b := pushing(t)
 	b.cfg.PullEvery = 100 * time.Millisecond
 	b.start()
 	b.awaitServing()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 }
 
-// A node that cannot read Consul does nothing and says so. When it can, it reads without being told: what was written meanwhile may
-// have been pushed in vain.
-func TestPushWithoutConsul(t *testing.T) {
+// Without Consul, a push is answered with an error. When Consul answers again, the node reads its intents without
+// another push, because other pushes may have failed.
+func TestAPushFailsWithoutConsul(t *testing.T) {
 	t.Parallel()
 	b := pushing(t)
 	proxy := consultest.StartProxy(t, consultest.Shared(t).Addr)
@@ -141,9 +149,9 @@ func TestPushWithoutConsul(t *testing.T) {
 	b.eventually(func() error { _, err := a.Scale(t.Context(), r); return err })
 }
 
-// Another cluster's epoch is believed only when Consul has it. One that the watch has not brought yet is, and the node echoes it no later than
-// a node that watches (R1).
-func TestPushUnderAnotherEpoch(t *testing.T) {
+// A push with another epoch is refused unless Consul has it. If it does, the node accepts the push even before its
+// watch delivers the epoch, and then echoes it (R1).
+func TestAPushNeedsAnEpochThatConsulHas(t *testing.T) {
 	t.Parallel()
 	b := pushing(t)
 	a := b.start()
@@ -159,7 +167,9 @@ func TestPushUnderAnotherEpoch(t *testing.T) {
 	if procs := b.procs(0); len(procs) > 0 {
 		t.Errorf("%+v run", procs)
 	}
-	data, err := json.Marshal(store.Schema{FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now()})
+	data, err := json.Marshal(store.Schema{
+		FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,8 +179,8 @@ func TestPushUnderAnotherEpoch(t *testing.T) {
 	b.awaitReady(0, digest, 10)
 }
 
-// A node that watches takes pushes, too: it answers when its standing query has brought what they speak of.
-func TestPushToAWatchingNode(t *testing.T) {
+// A node with a standing query answers a push when the query has delivered its intents.
+func TestANodeWithAStandingQueryAcceptsPushes(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()

@@ -15,55 +15,54 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
-// keepVersions is how many versions of a pod stay installed, the one that runs included.
+// keepVersions includes the version that runs.
 const keepVersions = 3
 
 // RecordVersion is the only format of local records that this build reads and writes.
 const RecordVersion = 1
 
-// Record is what the node keeps on its own disk about one identity: enough to run it with Consul gone, and to refuse,
-// for ever, what is older than what was done already.
+// Record is the node's own record of one identity, on its disk. It lets the pod run without Consul, and the node refuse
+// an intent that is older than the accepted one.
 type Record struct {
 	Version int `json:"version"`
-	// Intent is the last accepted one. Its revision is the highest that was applied.
+	// Intent is the last accepted intent. Its revision is the highest that the node has applied.
 	Intent pod.Intent `json:"intent"`
-	// Wanted is the manifest of Intent in canonical JSON, from the time it was read until it is installed.
+	// Wanted is the manifest of Intent in canonical JSON, until it is installed.
 	Wanted json.RawMessage `json:"wanted,omitempty"`
-	// Signature is the one that Wanted came with, so that the node can ask again whether it counts.
+	// Signature is of Wanted, so that the node can check its policy again.
 	Signature string `json:"signature,omitempty"`
-	// Installed is what runs, or shall run again after a reboot; nil when nothing was ever started.
+	// Installed is the version that runs, or that must run again after a reboot; nil: none.
 	Installed *install.Installed `json:"installed,omitempty"`
-	// Previous are earlier versions that stay installed, the newest first.
+	// Previous has the earlier installed versions, the newest first.
 	Previous []install.Installed `json:"previous,omitempty"`
-	// StoppedAt makes the record a tombstone: since then nothing of the pod runs.
+	// StoppedAt is since when no process of the pod runs. It makes the record a tombstone.
 	StoppedAt *time.Time `json:"stopped_at,omitempty"`
-	// StoppedMoment is StoppedAt by the clock that nobody sets; nil in records of versions before.
+	// StoppedMoment is the same time on the clock that cannot be set; nil in records of earlier releases.
 	StoppedMoment *proc.Moment `json:"stopped_moment,omitempty"`
-	// Service is the fingerprint of the service as last registered, so that a restarted preparer does not register it
-	// again, which would make its check start over.
+	// Service is the fingerprint of the registered service. A restarted preparer does not register it again, because
+	// the check would start over.
 	Service string `json:"service,omitempty"`
-	// Standby: the pod was last seen out of its service's name.
+	// Standby: the pod was last registered as <name>-standby.
 	Standby bool `json:"standby,omitempty"`
-	// Ready is the fingerprint of the processes that have been available, so that a restarted preparer need not wait
-	// for min_ready again.
+	// Ready is the fingerprint of the processes that have been available, so that min_ready is not waited for again.
 	Ready string `json:"ready,omitempty"`
-	// Counting is since when min_ready is counted, so that a restarted preparer goes on with it.
+	// Counting is the start of the count of min_ready, which a restarted preparer continues.
 	Counting *Counting `json:"counting,omitempty"`
-	// NeverAvailable: the pod has not been available since it began with nothing on the node. Records of versions before
-	// do not say.
+	// NeverAvailable: the pod has not been available since it began with nothing on the node. Earlier releases lack it.
 	NeverAvailable bool `json:"never_available,omitempty"`
-	// DataOwner is the id of the pod whose user, home and volumes these are, for as long as the record stays; empty before the
-	// first manifest was read.
+	// DataOwner is the pod id that owns user, home and volumes, for the life of the record. It is empty until the first
+	// manifest was read.
 	DataOwner string `json:"tenant,omitempty"`
-	// AwaitsIntent: it was stopped because the node's name was taken over, and does not start before its intent was read again.
+	// AwaitsIntent: the pod was stopped because the node's name was taken over, and waits until its intent is read
+	// again.
 	AwaitsIntent bool `json:"awaits_intent,omitempty"`
-	// Ran are the digests of versions that run once and were started, the latest last. They stay when the pod is stopped.
+	// Ran has the digests of versions that run at most once and were started, the latest last. A stop does not clear
+	// it.
 	Ran []string `json:"ran,omitempty"`
-	// UID is the number that the pod has as a user and as a group, for as long as the record stays; zero: none.
+	// UID is the number of the pod's user and group, for the life of the record; zero: none.
 	UID int `json:"uid,omitempty"`
 }
 
-// accept returns the record after a newer intent was accepted.
 func (r Record) accept(in pod.Intent) Record {
 	if in.Digest != r.Intent.Digest {
 		r.Wanted, r.Signature = nil, ""
@@ -78,31 +77,29 @@ func (r Record) accept(in pod.Intent) Record {
 	return r
 }
 
-// buried returns the record as a tombstone. An earlier burial keeps its time.
+// buried returns the record as a tombstone, which keeps the time of its stop.
 func (r Record) buried(now instant) Record {
-	r.Wanted, r.Signature, r.Installed, r.Previous, r.Service, r.Ready, r.Counting, r.AwaitsIntent = nil, "", nil, nil, "", "", nil, false
+	r.Wanted, r.Signature, r.Installed, r.Previous = nil, "", nil, nil
+	r.Service, r.Ready, r.Counting, r.AwaitsIntent = "", "", nil, false
 	if r.StoppedAt == nil {
 		r = r.stoppedAt(now)
 	}
 	return r
 }
 
-// local is the part of the record that decisions are made from.
 func (r *Record) local() Local {
 	return Local{Revision: r.Intent.Revision, Stop: r.Intent.State == pod.Stopped, Stopped: r.StoppedAt != nil}
 }
 
-// upToDate reports whether what is installed is what the accepted intent asks for.
 func (r *Record) upToDate() bool {
 	return r.Installed != nil && r.Installed.Digest == r.Intent.Digest
 }
 
-// wasReady reports whether processes of the installed version have been available, as far as the record remembers.
+// wasReady reports whether processes of the installed version have been available.
 func (r *Record) wasReady() bool {
 	return strings.Contains(r.Ready, fmt.Sprintf(".%s.%d:", install.Short(r.Installed.Made()), r.Installed.Revision))
 }
 
-// installed returns the record with a new version of a pod in it. The one before it and others stay, so many as are kept.
 func (r Record) installed(in *install.Installed, podID string) Record {
 	if r.Installed != nil {
 		r.Previous = append([]install.Installed{*r.Installed}, r.Previous...)
@@ -112,8 +109,8 @@ func (r Record) installed(in *install.Installed, podID string) Record {
 	return r
 }
 
-// relimited returns the record with other limits of what is installed, and of what runs. A version that runs once has
-// run then.
+// relimited returns the record with the installed version after a change of limits. A version that runs at most once is
+// added to Ran, because its processes run already.
 func (r Record) relimited(in *install.Installed) Record {
 	r.Installed, r.Wanted, r.Signature = in, nil, ""
 	if m := in.Decode(); m != nil && m.RunsOnce() {
@@ -122,7 +119,7 @@ func (r Record) relimited(in *install.Installed) Record {
 	return r
 }
 
-// versions are all that stay installed, the newest first.
+// versions returns the newest first.
 func (r *Record) versions() []*install.Installed {
 	var all []*install.Installed
 	if r.Installed != nil {
@@ -134,7 +131,8 @@ func (r *Record) versions() []*install.Installed {
 	return all
 }
 
-// live are the versions of which processes may run: what is installed last and, until that has been available, the one before it. Those before are kept to go back to.
+// live returns the versions that may have running processes: the newest and, until that has been available, the one
+// before.
 func (r *Record) live() []*install.Installed {
 	all := r.versions()
 	if r.Installed != nil && r.wasReady() {
@@ -143,12 +141,12 @@ func (r *Record) live() []*install.Installed {
 	return all[:min(len(all), 2)]
 }
 
-// dataOwner returns the id of the pod that the identity's user and directories are of, as far as the record tells.
+// dataOwner returns the pod id that owns the identity's user and directories; empty: not known.
 func (r *Record) dataOwner() string {
 	if r.DataOwner != "" {
 		return r.DataOwner
 	}
-	for _, in := range r.versions() { // a record of before it was noted
+	for _, in := range r.versions() { // records of earlier releases lack DataOwner
 		if m := in.Decode(); m != nil {
 			return m.ID
 		}
@@ -156,7 +154,7 @@ func (r *Record) dataOwner() string {
 	return ""
 }
 
-// runs returns the digest and ports of what is installed or, before anything is, of what shall be.
+// runs returns digest and ports of the installed version, or else of the accepted intent.
 func (r *Record) runs() (digest string, ports map[string]int) {
 	if r.Installed != nil {
 		return r.Installed.Digest, r.Installed.Ports
@@ -164,10 +162,21 @@ func (r *Record) runs() (digest string, ports map[string]int) {
 	return r.Intent.Digest, r.Intent.Ports
 }
 
-// maxRan is how many versions that run once are remembered of an identity.
+// launchBegun notes in the installed version that its hooks after_launch and enable have not ended yet.
+func (r Record) launchBegun() Record { return r.withLaunching(true) }
+
+// launchEnded notes that these hooks have ended.
+func (r Record) launchEnded() Record { return r.withLaunching(false) }
+
+func (r Record) withLaunching(launching bool) Record {
+	installed := *r.Installed
+	installed.Launching = launching
+	r.Installed = &installed
+	return r
+}
+
 const maxRan = 64
 
-// ran returns the record with a version that runs once noted as started.
 func (r Record) ran(digest string) Record {
 	if slices.Contains(r.Ran, digest) {
 		return r
@@ -177,13 +186,12 @@ func (r Record) ran(digest string) Record {
 	return r
 }
 
-// spent reports whether what is installed runs once, and was started.
 func (r *Record) spent() bool {
 	m := r.Installed.Decode()
 	return m != nil && m.RunsOnce() && slices.Contains(r.Ran, r.Installed.Digest)
 }
 
-// Check reports why a record cannot be used.
+// Check returns why a record is invalid, or nil.
 func (r *Record) Check() error {
 	if r.Version != RecordVersion {
 		return fmt.Errorf("format version %d; this build knows version %d", r.Version, RecordVersion)
@@ -205,26 +213,29 @@ func (r *Record) Check() error {
 	return nil
 }
 
-// recovered rebuilds the record of a pod whose file was lost from the processes that the runtime has of it. The
-// newest version counts. The manifest stays unknown until it can be read from Consul; until then its processes are left
-// exactly as they are.
+// recovered rebuilds a lost record from the newest version of the pod's processes. The manifest is unknown until it is
+// read from Consul.
 func recovered(id pod.Identity, procs []runtime.Status) (Record, bool) {
 	var newest *runtime.Status
 	for i := range procs {
-		if procs[i].Phase != runtime.Stopped && procs[i].Phase != runtime.Unknown && (newest == nil || procs[i].Spec.Revision > newest.Spec.Revision) {
+		phase := procs[i].Phase
+		if phase != runtime.Stopped && phase != runtime.Unknown &&
+			(newest == nil || procs[i].Spec.Revision > newest.Spec.Revision) {
 			newest = &procs[i]
 		}
 	}
 	if newest == nil {
 		return Record{}, false
 	}
-	said := install.Describe(newest.Spec.Env)
+	env := install.Describe(newest.Spec.Env)
 	in := pod.Intent{
-		Identity: id, PodID: said.PodID, Digest: said.Digest, Ports: said.Ports,
-		State: pod.Running, Revision: newest.Spec.Revision, Replicas: said.Replicas,
+		Identity: id, PodID: env.PodID, Digest: env.Digest, Ports: env.Ports,
+		State: pod.Running, Revision: newest.Spec.Revision, Replicas: env.Replicas,
 	}
 	return Record{
 		Version: RecordVersion, Intent: in, DataOwner: in.PodID,
-		Installed: &install.Installed{Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(said.Ports), Replicas: said.Replicas},
+		Installed: &install.Installed{
+			Digest: in.Digest, Revision: in.Revision, Ports: maps.Clone(env.Ports), Replicas: env.Replicas,
+		},
 	}, in.Check() == nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 )
 
-// writtenServices counts looks at the agent, and notes each write to it.
+// writtenServices counts an agent's reads and writes, and logs the writes.
 type writtenServices struct {
 	register.Services
 	t      *testing.T
@@ -46,8 +46,8 @@ func (w *writtenServices) UpdateCheck(ctx context.Context, id string, passing bo
 	return w.Services.UpdateCheck(ctx, id, passing, output)
 }
 
-// A preparer that is refused its node's name leaves the services of the one that has it alone: with a new data
-// directory, and with an old one that knows the pod as stopped and its name as its own.
+// A preparer that is refused its node's name does not change the services of the one that has it, with a new data
+// directory, or an old one that had the name and in which the pod is stopped.
 func TestARefusedPreparerTouchesNoService(t *testing.T) {
 	t.Parallel()
 	for name, stale := range map[string]bool{"a new directory": false, "a stale directory": true} {
@@ -60,12 +60,12 @@ func TestARefusedPreparerTouchesNoService(t *testing.T) {
 
 			second := newBenchAt(t, client, prefix)
 			second.cfg.Node = first.cfg.Node
-			if stale { // it had the node once, and stopped the pod
+			if stale { // it had the name before, and stopped the pod
 				a := second.start()
 				digest := second.upload(second.sleeper("0"))
-				second.tell(intent(0, digest, pod.Running, 1))
+				second.write(intent(0, digest, pod.Running, 1))
 				second.awaitReady(0, digest, 1)
-				second.tell(intent(0, digest, pod.Stopped, 2))
+				second.write(intent(0, digest, pod.Stopped, 2))
 				second.awaitState(0, pod.StateStopped, 2, "")
 				second.awaitNamed()
 				a.stop()
@@ -76,7 +76,7 @@ func TestARefusedPreparerTouchesNoService(t *testing.T) {
 			}
 			first.start()
 			digest := first.upload(first.sleeper("1"))
-			first.tell(intent(0, digest, pod.Running, 10))
+			first.write(intent(0, digest, pod.Running, 10))
 			first.awaitReady(0, digest, 10)
 			id := register.ServiceID(first.cfg.Node.Name, identity(0))
 			first.eventually(func() error {
@@ -109,13 +109,14 @@ func TestARefusedPreparerTouchesNoService(t *testing.T) {
 	}
 }
 
-// A preparer without a session, that no data directory says held the name, does not know whose services those are.
+// Without a session, and with a data directory that never had the name, a preparer changes no service, because another
+// preparer may have it.
 func TestAnUnprovenPreparerTouchesNoService(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitNamed()
 	a.stop()

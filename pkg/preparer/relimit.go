@@ -13,10 +13,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
-// relimit lets what runs of the installed version have the limits of the manifest that the accepted intent asks for,
-// where the two differ in nothing else. It reports false where the pod has to be stopped and started for them. The
-// processes have the limits before the record says so: a successor that finds them different from what is installed
-// takes them back, or gets here again (P7).
+// relimit gives the running processes the limits of the wanted manifest, if it differs only in limits. done is false if
+// the pod must be stopped and started. The processes get the limits before the record is saved. After a crash in
+// between, the next preparer restores the old limits or calls relimit again (P7).
 func (w *worker) relimit(ctx context.Context, rec Record, m *manifest.Manifest) (next Record, done bool, err error) {
 	in := rec.Installed
 	was := in.Decode()
@@ -37,7 +36,7 @@ func (w *worker) relimit(ctx context.Context, rec Record, m *manifest.Manifest) 
 	switch {
 	case refusesLimits(err):
 		w.podLog(w.e.id).WithField(obs.Reason, err.Error()).Warn("the pod is stopped and started for its new limits")
-		// Until it is stopped, and if the new version cannot be installed, it is what it was.
+		// Some processes may have the new limits already. Give the old version its own limits back until it is stopped.
 		if err = w.askLimits(ctx, w.version(&rec, in).Limits()); refusesLimits(err) {
 			err = nil
 		}
@@ -48,12 +47,13 @@ func (w *worker) relimit(ctx context.Context, rec Record, m *manifest.Manifest) 
 	if next, err = w.save(rec.relimited(to)); err != nil {
 		return rec, false, err
 	}
-	w.logChange(w.e, "change limits", obs.Fields{fieldDigest: install.Short(to.Digest), fieldRevision: rec.Intent.Revision, obs.Desired: m.Limits()})
+	w.logChange(w.e, "change limits", obs.Fields{
+		fieldDigest: install.Short(to.Digest), fieldRevision: rec.Intent.Revision, obs.Desired: m.Limits(),
+	})
 	w.At("", "")
 	return next, true, nil
 }
 
-// askLimits asks the runtime for other limits of processes. One that is refused keeps no other from it.
 func (w *worker) askLimits(ctx context.Context, asks []runtime.LimitRequest) error {
 	var errs []error
 	for _, to := range asks {
@@ -62,13 +62,11 @@ func (w *worker) askLimits(ctx context.Context, asks []runtime.LimitRequest) err
 	return errors.Join(errs...)
 }
 
-// refusesLimits reports whether the runtime has said that a process keeps the limits that it has.
 func refusesLimits(err error) bool {
 	return errors.Is(err, runtime.ErrKeepsLimits) || errors.Is(err, runtime.ErrTooOld)
 }
 
-// keepLimits has what runs of the installed version held to its limits, where a change of them was begun and is not
-// wanted any more.
+// keepLimits restores the limits of the installed version after an interrupted relimit.
 func (w *worker) keepLimits(ctx context.Context, rec *Record) error {
 	v := w.version(rec, rec.Installed)
 	if v == nil {
@@ -80,7 +78,8 @@ func (w *worker) keepLimits(ctx context.Context, rec *Record) error {
 	}
 	err := w.askLimits(ctx, asks)
 	if refused := refusesLimits(err); err == nil || refused {
-		w.limiter.Saw("limits of "+w.e.id.String(), "a pod has other limits than its manifest says, until its next start", err)
+		w.limiter.Saw("limits of "+w.e.id.String(),
+			"a pod has other limits than its manifest until its next start", err)
 		return nil
 	}
 	return err

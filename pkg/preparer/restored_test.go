@@ -13,9 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A restore brings back what a node reported when the snapshot was taken. Farms believe the realities of a node that has
-// echoed the new epoch, so the node writes them anew before it echoes that (R1, P6). Here its session outlives the
-// restore, so that the epoch alone tells the node of it.
+// A restore brings back old realities. Farms trust a node's realities when it has echoed the new epoch. So the node
+// writes its realities again before the echo (R1, P6). Here the session survives, so only the epoch shows the restore.
 func TestRealitiesAreWrittenBeforeTheEpochIsEchoed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -23,14 +22,14 @@ func TestRealitiesAreWrittenBeforeTheEpochIsEchoed(t *testing.T) {
 	b.start()
 	b.awaitServing()
 	digest := b.upload(b.server("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	now := b.awaitReady(0, digest, 10)
 	for range 5 {
 		b.mustSpeakAfterRealities(b.restore(now), 0)
 	}
 }
 
-// slowServices is an agent whose first answers come late.
+// slowServices does not answer before from.
 type slowServices struct {
 	register.Services
 	from time.Time
@@ -44,16 +43,15 @@ func (s *slowServices) LocalServices(ctx context.Context, key, value string) (ma
 	return s.Services.LocalServices(ctx, key, value)
 }
 
-// A preparer that starts after the restore knows what its pods do only once its agent has answered. It echoes the epoch
-// no sooner.
-func TestAPreparerThatStartsAfterARestore(t *testing.T) {
+// A preparer that starts after a restore knows its pods' state, and echoes the epoch, only when its agent has answered.
+func TestTheEpochIsNotEchoedBeforeTheAgentAnswers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.RelistEvery = time.Hour
 	a := b.start()
 	b.awaitServing()
 	digest := b.upload(b.server("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	now := b.awaitReady(0, digest, 10)
 	a.stop()
 	epoch := b.restore(now)
@@ -62,17 +60,19 @@ func TestAPreparerThatStartsAfterARestore(t *testing.T) {
 	b.mustSpeakAfterRealities(epoch, 0)
 }
 
-// restore makes the records as after a restore to a moment when a pod was starting, and returns the new epoch.
+// restore makes the epoch new, and the reality as it was when the pod was starting.
 func (b *bench) restore(now pod.Reality) (epoch string) {
 	b.t.Helper()
 	then := now
 	then.State, then.Available = pod.StateStarting, false
 	schema := store.Schema{FormatVersion: store.FormatVersion, Epoch: store.NewID(), CreatedAt: time.Now()}
-	b.commit(b.set(b.keys.Realities.Key(b.cfg.Node.Name, now.Identity.String()), then), b.set(b.keys.Schema.Key(), schema))
+	b.commit(
+		b.set(b.keys.Realities.Key(b.cfg.Node.Name, now.Identity.String()), then), b.set(b.keys.Schema.Key(), schema),
+	)
 	return schema.Epoch
 }
 
-// mustSpeakAfterRealities waits until the node has echoed an epoch, and compares when it wrote that a pod is available.
+// mustSpeakAfterRealities: the reality was written before the epoch was echoed.
 func (b *bench) mustSpeakAfterRealities(epoch string, index int) {
 	b.t.Helper()
 	var echoed uint64
@@ -83,11 +83,11 @@ func (b *bench) mustSpeakAfterRealities(epoch string, index int) {
 	})
 	r, written, err := b.reality(index)
 	if err != nil || !r.Available || written > echoed {
-		b.t.Fatalf("the node has echoed the epoch at %d; its reality at %d says available %t: %v", echoed, written, r.Available, err)
+		b.t.Fatalf("the node has echoed the epoch at %d; its reality at %d has available %t: %v",
+			echoed, written, r.Available, err)
 	}
 }
 
-// set returns the operation that writes a record.
 func (b *bench) set(key string, record any) consul.Op {
 	b.t.Helper()
 	data, err := json.Marshal(record)

@@ -15,17 +15,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/register"
 )
 
-// checked returns a manifest of one process with a health script, which passes while the pod's home holds a file "well". Each
-// run appends the pod's index to a file "runs".
+// checked has a health script that passes while the pod's home has the file "well", and appends to "runs".
 func (b *bench) checked() manifest.Manifest {
 	m := b.sleeper("checked")
-	b.addProgram(m, "bin/check", `echo "$POD_INDEX" >> "$POD_HOME/runs"; test -e "$POD_HOME/$1" || { echo "it is  ill"; exit 1; }`)
-	fast, timeout := field.Duration(time.Second), field.Duration(5*time.Second) // which a busy machine keeps
-	m.Health = &manifest.Health{Script: &manifest.ScriptCheck{Path: "bin/check", Args: []string{"well"}}, Interval: &fast, Timeout: &timeout}
+	b.addProgram(
+		m, "bin/check",
+		`echo "$POD_INDEX" >> "$POD_HOME/runs"; test -e "$POD_HOME/$1" || { echo "it is  ill"; exit 1; }`,
+	)
+	fast, timeout := field.Duration(time.Second), field.Duration(5*time.Second) // enough for a busy machine
+	m.Health = &manifest.Health{
+		Script: &manifest.ScriptCheck{Path: "bin/check", Args: []string{"well"}}, Interval: &fast, Timeout: &timeout,
+	}
 	return m
 }
 
-// addProgram puts a shell script into the artifact of the manifest's process.
 func (b *bench) addProgram(m manifest.Manifest, path, script string) {
 	b.t.Helper()
 	file := filepath.Join(b.artifacts.dir, m.Launchables[0].Artifact.SHA256, path)
@@ -45,12 +48,12 @@ func (b *bench) heal(index int) {
 	}
 }
 
-func TestHealthScript(t *testing.T) {
+func TestHealthScriptDecidesAboutAvailability(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	digest := b.upload(b.checked())
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateUnhealthy, 10, "exit status 1 it is ill")
 	pid := b.pid(0)
 	b.heal(0)
@@ -58,15 +61,15 @@ func TestHealthScript(t *testing.T) {
 	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	b.eventually(func() error {
 		if !b.services()[id] {
-			return errors.New("the local agent was not told")
+			return errors.New("the check does not pass at the local agent")
 		}
 		return nil
 	})
 
-	// A restart of the preparer asks the script again, and takes nothing back meanwhile.
+	// Meanwhile the pod stays available.
 	a.stop()
 	b.start()
-	b.tell(intent(0, digest, pod.Running, 20))
+	b.write(intent(0, digest, pod.Running, 20))
 	if r := b.awaitReady(0, digest, 20); !r.Since.Equal(before.Since) {
 		t.Errorf("the reality was %+v and is %+v", before, r)
 	}
@@ -76,21 +79,20 @@ func TestHealthScript(t *testing.T) {
 	b.awaitState(0, pod.StateUnhealthy, 20, "it is ill")
 	b.mustKeepPID(0, pid)
 
-	// After the stop, nothing runs it any more.
-	b.tell(intent(0, digest, pod.Stopped, 30))
+	b.write(intent(0, digest, pod.Stopped, 30))
 	b.awaitState(0, pod.StateStopped, 30, "")
 	if err := os.Remove(b.homeFile(0, "runs")); err != nil {
 		t.Fatal(err)
 	}
-	b.tell(intent(1, digest, pod.Running, 10)) // another pod's is run meanwhile
+	b.write(intent(1, digest, pod.Running, 10)) // while its script runs, the first script would run too
 	b.awaitState(1, pod.StateUnhealthy, 10, "it is ill")
 	if _, err := os.Stat(b.homeFile(0, "runs")); err == nil {
 		t.Error("the script of a stopped pod was run")
 	}
 }
 
-// Before the initial delay is over, nothing is checked and the pod is not unhealthy.
-func TestInitialDelay(t *testing.T) {
+// During the initial delay the check does not run, and the pod is not unhealthy.
+func TestCheckDoesNotRunDuringTheInitialDelay(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -98,7 +100,7 @@ func TestInitialDelay(t *testing.T) {
 	delay := field.Duration(2 * time.Second)
 	m.Health.InitialDelay = &delay
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateRunning, 10, "")
 	started := b.procs(0)[0].StartedAt
 	b.heal(0)
@@ -108,8 +110,8 @@ func TestInitialDelay(t *testing.T) {
 	}
 }
 
-// What an HTTP check is answered stands in the reality, in a bounded and printable form, and not again with each number in it.
-func TestUnhealthySaysWhy(t *testing.T) {
+// The reality has a failed HTTP check's answer, shortened and printable. A change of numbers alone does not change it.
+func TestTheReportHasTheAnswerToAFailedCheck(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	counted := &countedServices{Services: b.client.Services}
@@ -118,7 +120,7 @@ func TestUnhealthySaysWhy(t *testing.T) {
 	m := b.server("1")
 	m.Launchables[0].Env["ILL"] = "db  is down\x1b[31m"
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	r := b.awaitState(0, pod.StateUnhealthy, 10, "503 Service Unavailable Output: db is down[31m, asked ")
 	if !strings.Contains(r.Message, `its check "health of web" does not pass`) {
 		t.Errorf("the message is %q", r.Message)
@@ -128,30 +130,30 @@ func TestUnhealthySaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := register.ServiceID(b.cfg.Node.Name, identity(0))
-	said := map[string]bool{}
-	b.eventually(func() error { // the check says something else each time
+	outputs := map[string]bool{}
+	b.eventually(func() error { // the check's output changes at each run
 		local, err := b.client.Services.LocalServices(t.Context(), register.MetaNode, b.cfg.Node.Name)
-		if said[local[id].Output] = true; err == nil && len(said) < 4 {
-			err = fmt.Errorf("it said %v", said)
+		if outputs[local[id].Output] = true; err == nil && len(outputs) < 4 {
+			err = fmt.Errorf("the outputs are %v", outputs)
 		}
 		return err
 	})
 	looks := counted.looks.Load()
 	b.eventually(func() error {
 		if counted.looks.Load() < looks+3 {
-			return errors.New("the agent was not looked at often enough")
+			return errors.New("the agent was not read often enough")
 		}
 		return nil
 	})
-	b.tell(intent(1, digest, pod.Stopped, 5))
-	b.awaitState(1, pod.StateStopped, 5, "") // by now all realities have been compared
+	b.write(intent(1, digest, pod.Stopped, 5))
+	b.awaitState(1, pod.StateStopped, 5, "") // after this report, all realities have been compared
 	if r, now, err := b.reality(0); err != nil || now != index {
 		t.Errorf("the reality was written again: index %d, then %d (%v), %+v", index, now, err, r)
 	}
 }
 
-// A TCP check says what became of the connection.
-func TestNobodyListens(t *testing.T) {
+// A failed TCP check reports the connection's error.
+func TestTheReportHasTheErrorOfAFailedConnection(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -159,7 +161,9 @@ func TestNobodyListens(t *testing.T) {
 	interval := field.Duration(time.Second)
 	m.Ports = []manifest.Port{{Name: "main", Port: httpPort}}
 	m.Health = &manifest.Health{TCP: &manifest.TCPCheck{Port: "main"}, Interval: &interval}
-	b.tell(intent(0, b.upload(m), pod.Running, 10))
-	b.awaitState(0, pod.StateUnhealthy, 10, `its check "health of web" does not pass at the local Consul agent: dial tcp `)
+	b.write(intent(0, b.upload(m), pod.Running, 10))
+	b.awaitState(
+		0, pod.StateUnhealthy, 10, `its check "health of web" does not pass at the local Consul agent: dial tcp `,
+	)
 	b.awaitState(0, pod.StateUnhealthy, 10, "connection refused")
 }

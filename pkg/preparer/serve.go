@@ -20,57 +20,60 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// session is what the preparer does under one session with Consul.
 type session struct {
 	kit    *kit
-	decide func() // applies what the intents say; called in pods.do
+	decide func() // applies the verdicts on the intents; called in pods.do
 	inbox  *push.Inbox
 	keeper *report.Keeper
-	doubt  func()        // is told that the lock was taken, or is another's
+	doubt  func()        // called when the node's lock was taken or lost
 	locked chan struct{} // closed when the node's lock was taken
-	asked  chan struct{} // closed when the intents were read, or could not be
+	asked  chan struct{} // closed when the intents were read, or the read failed
 
-	relist  wait.Signal // the realities must be read again
-	renewed wait.Signal // the lock was taken or proved, so writes are worth a try
+	relist  wait.Signal // raised when the realities in Consul must be read again
+	renewed wait.Signal // raised when writes can succeed again, after the lock was taken or an epoch was seen
 
 	lockedOnce, askedOnce sync.Once
 
 	epochs epochs
 }
 
-// Serve takes new intents and reports, under one session, until ctx ends or the session turns out to be useless. Run
-// must be running. It returns ErrLost when the session is gone, ErrWentBack when the store went back in time, or the
-// cause of ctx's end. No pod is touched by its end.
+// Serve accepts intents and writes reports under one session. Call it only while Run runs. It returns store.ErrLost if
+// the session is gone, store.ErrWentBack if the store went back in time, and the cause if ctx ends. The end of Serve
+// changes no pod.
 func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	s := &session{
-		kit: &p.kit, decide: p.decide, inbox: p.inbox, locked: make(chan struct{}), asked: make(chan struct{}), relist: wait.NewSignal(), renewed: wait.NewSignal(),
-		epochs: epochs{known: wait.NewSignal()},
+		kit: &p.kit, decide: p.decide, inbox: p.inbox, locked: make(chan struct{}), asked: make(chan struct{}),
+		relist: wait.NewSignal(), renewed: wait.NewSignal(), epochs: epochs{known: wait.NewSignal()},
 	}
 	pace := func() *backoff.ExponentialBackOff {
 		return wait.NewPace(p.cfg.RetryMin, min(p.cfg.RetryMax, 5*time.Second))
 	}
 	publisher := &report.Publisher{
 		Board: p.board, Store: writes, Limiter: p.limiter, Log: p.log, Wrote: p.cfg.Metrics.written.Inc,
-		Epoch: p.pods.knownEpoch, Complete: p.pods.allSaid, Confirmed: p.pods.record.Raise,
+		Epoch: p.pods.knownEpoch, Complete: p.pods.allReported, Confirmed: p.pods.record.Raise,
 		RelistEvery: p.cfg.RelistEvery, NewPace: pace, Relist: s.relist, Renewed: s.renewed,
 	}
 	s.keeper = &report.Keeper{
-		Node: p.cfg.Node.Name, Reader: p.cfg.Store, Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain}, Name: p.name, Contact: p.contact, Limiter: p.limiter, Log: p.log,
-		Says:   func() (node.Node, []pod.Orphan, bool) { return p.nodeRecord(publisher.WrittenIn) },
-		Locked: func(locked bool) { s.setLocked(locked); p.locals.wake.Raise(); p.agent.Wake.Raise() }, NameLost: p.endAll, Cut: p.cfg.Metrics.cutFields, Refused: p.cfg.Metrics.refused,
-		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, LookAtGate: p.cfg.LookAtGate, NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
+		Node: p.cfg.Node.Name, Reader: p.cfg.Store,
+		Writer: &claimsFirst{NodeWriter: writes, book: p.locals.bookAgain},
+		Name:   p.name, Contact: p.contact, Limiter: p.limiter, Log: p.log,
+		Says:     func() (node.Node, []pod.Orphan, bool) { return p.nodeRecord(publisher.WrittenIn) },
+		Locked:   func(locked bool) { s.setLocked(locked); p.locals.wake.Raise(); p.agent.Wake.Raise() },
+		NameLost: p.endAll, Cut: p.cfg.Metrics.cutFields, Refused: p.cfg.Metrics.refused,
+		ConfirmLoss: p.cfg.ConfirmLoss, RelistEvery: p.cfg.RelistEvery, LookAtGate: p.cfg.LookAtGate,
+		NewPace: pace, Changed: p.pods.record, Recheck: wait.NewSignal(),
 	}
 	publisher.Lost, s.doubt = s.keeper.Recheck, publisher.Doubt
-	p.leave()
-	defer p.leave()
+	p.forgetIntents()
+	defer p.forgetIntents()
 	p.inbox.Open(s.renew)
 	defer p.inbox.Close()
 	claims := reserver(writes)
 	p.locals.session.Store(&claims)
 	defer p.locals.session.Store(nil)
 	p.contact.Begin(writes.Left)
-	p.contact.Serve(p.name.Refusal() == nil)
-	defer p.contact.Serve(false)
+	p.contact.SetServing(p.name.Refusal() == nil)
+	defer p.contact.SetServing(false)
 	parts, ctx := errgroup.WithContext(ctx)
 	after := func(begun <-chan struct{}, part func(context.Context) error) {
 		parts.Go(func() error {
@@ -91,13 +94,13 @@ func (p *Preparer) Serve(ctx context.Context, writes Session) error {
 	return parts.Wait()
 }
 
-// nodeRecord is what the node record should say now, and with it the orphans, if the intents that tell them are known
-// and the realities are written under the epoch that the record would echo. Farms believe the realities of a node that
-// has echoed it.
+// nodeRecord returns the node's record. knows is true if the intents are known, and all realities were written under
+// the present epoch. Only then the record has the epoch, and nodeRecord returns the orphans: farms trust the realities
+// of a node whose record has their epoch.
 func (p *Preparer) nodeRecord(written func(epoch string) bool) (n node.Node, orphans []pod.Orphan, knows bool) {
 	n = p.cfg.Node
 	n.Epoch = ""
-	n.Anonymous, n.Shut = p.exposure.Said()
+	n.Anonymous, n.Shut = p.exposure.Answer()
 	n.PortsInUse = p.inUse.inUseNow()
 	p.pods.do(func() {
 		n.EnforcesStopAfter, n.SupervisorSilent = p.enforces, p.pods.silent
@@ -109,7 +112,7 @@ func (p *Preparer) nodeRecord(written func(epoch string) bool) (n node.Node, orp
 	return n, orphans, knows
 }
 
-// endAll has all pods looked at, as none may run any more.
+// endAll enqueues all pods, because no controller's pod may run after the node's name was lost.
 func (p *Preparer) endAll() {
 	p.pods.do(func() {
 		for _, e := range p.pods.all {
@@ -119,41 +122,42 @@ func (p *Preparer) endAll() {
 	})
 }
 
-// leave closes the door to new intents and forgets what was known of them. How each pod stood to them is not forgotten.
-func (p *Preparer) leave() {
+// forgetIntents makes the node accept no intents. It keeps the verdict on each pod.
+func (p *Preparer) forgetIntents() {
 	p.pods.do(func() {
-		p.contact.Lock(false)
+		p.contact.SetLocked(false)
 		p.learn(IntentSet{}, "")
-		p.cfg.Metrics.known(false, false)
+		p.cfg.Metrics.lockLost()
 	})
 }
 
-// learn takes in what the intents say; the zero value for that nobody knows. The caller is in pods.do.
+// learn stores the intents that were read, and their epoch; zero: not known. Call it only inside pods.do.
 func (k *kit) learn(intents IntentSet, epoch string) {
 	k.pods.intents, k.pods.epoch = intents, epoch
-	told := report.Told{Stops: intents.Stops}
+	known := report.Intents{Stops: intents.Stops}
 	if intents.Known && k.contact.Informed() {
-		told.Named = map[pod.Identity]bool{}
-		maps.Copy(told.Named, intents.Unreadable)
+		known.Named = map[pod.Identity]bool{}
+		maps.Copy(known.Named, intents.Unreadable)
 		for id := range intents.Intents {
-			told.Named[id] = true
+			known.Named[id] = true
 		}
 		for id := range k.pods.all {
-			told.Named[id] = true
+			known.Named[id] = true
 		}
 	}
-	k.board.Tell(told)
+	k.board.SetIntents(known)
 }
 
-// setLocked opens or closes the door to new intents. What was read while it was closed is read again.
+// setLocked stores whether the session holds the node's lock. When the lock is taken, the intents are read again,
+// because the node accepts intents only under the lock.
 func (s *session) setLocked(locked bool) {
 	s.kit.pods.do(func() {
-		if !s.kit.contact.Lock(locked) {
+		if !s.kit.contact.SetLocked(locked) {
 			return
 		}
 		s.doubt()
 		s.kit.learn(IntentSet{}, s.kit.pods.epoch)
-		s.kit.cfg.Metrics.known(locked, false)
+		s.kit.cfg.Metrics.lockChanged(locked)
 		if locked {
 			s.epochs.renew()
 		}
@@ -167,11 +171,10 @@ func (s *session) setLocked(locked bool) {
 	}
 }
 
-// watchSchema follows the cluster epoch. With a new one the intents are read anew.
 func (s *session) watchSchema(ctx context.Context) error {
 	const key = "schema"
 	onError := func(err error) {
-		s.kit.limiter.Report(key, "schema cannot be read; the node cannot say which world it has seen", err)
+		s.kit.limiter.Report(key, "schema cannot be read; the node cannot echo its epoch", err)
 		s.epochs.miss()
 	}
 	return s.kit.cfg.Store.WatchSchema(ctx, onError, func(seen store.Seen[store.Schema]) error {
@@ -193,8 +196,9 @@ func (s *session) watchSchema(ctx context.Context) error {
 	})
 }
 
-// watchIntents follows what the node must do. An epoch is echoed only with orphans that follow from intents read after
-// the epoch was (R1), so that each new epoch makes it read them anew.
+// watchIntents follows the node's intents, and reads them again for each new epoch. When the node's record has an
+// epoch, farms rely on the node's list of orphans (R1). So the node must compute this list from intents that it has
+// read since it saw that epoch.
 func (s *session) watchIntents(ctx context.Context) error {
 	if !s.kit.awaitReady(ctx) {
 		return context.Cause(ctx)
@@ -227,15 +231,16 @@ func (s *session) watchIntents(ctx context.Context) error {
 	}
 }
 
-// followIntents delivers the intents at once, and whenever they have changed: as a standing query says, or as farms and time do.
-func (s *session) followIntents(ctx context.Context, onError func(error), deliver func(store.Seen[pod.Intent]) error) error {
+func (s *session) followIntents(
+	ctx context.Context, onError func(error), deliver func(store.Seen[pod.Intent]) error,
+) error {
 	if s.kit.cfg.Push {
 		return s.kit.cfg.Store.PullIntents(ctx, s.kit.cfg.Node.Name, s.inbox.Next, onError, deliver)
 	}
 	return s.kit.cfg.Store.WatchIntents(ctx, s.kit.cfg.Node.Name, onError, deliver)
 }
 
-// renew has the intents read anew under an epoch that Consul has, though the watch may not have brought it yet.
+// renew: watchSchema may not have seen the epoch yet.
 func (s *session) renew(epoch string) {
 	s.kit.name.SawEpoch(epoch)
 	s.epochs.set(epoch)
@@ -252,7 +257,7 @@ func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent
 		intents, problems = newIntentSet(seen, s.kit.cfg.Node.Name, s.kit.pods.all)
 		s.kit.contact.Inform()
 		if epoch != s.kit.pods.epoch {
-			s.renewed.Raise() // the realities are read again
+			s.renewed.Raise() // so the realities are read again
 		}
 		s.kit.learn(intents, epoch)
 		s.decide()
@@ -260,28 +265,31 @@ func (s *session) sawIntents(reading context.Context, seen store.Seen[pod.Intent
 		s.kit.cfg.Metrics.known(s.kit.contact.Locked(), intents.Known)
 	})
 	if reading.Err() != nil {
-		return // read before what ended this reading, or it ends now and all is read again
+		return // the intents may be older than the new epoch or lock, so they are read again
 	}
 	if informed {
 		s.inbox.Read(seen.Index)
 	}
-	s.kit.limiter.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are", errors.Join(problems...))
+	s.kit.limiter.Saw("unreadable intents", "some intents cannot be understood; their pods stay as they are",
+		errors.Join(problems...))
 	if seen.MarkerMissing {
-		s.relist.Raise() // what took the marker may have taken the realities
+		s.relist.Raise() // perhaps the realities were deleted together with the marker
 	}
 	s.askedOnce.Do(func() { close(s.asked) })
 }
 
-// newIntentSet sorts what was read into what can be acted on and what cannot. Of two intents for one identity, the higher
-// revision counts.
+// newIntentSet takes the higher revision if two intents have the same identity.
 func newIntentSet(seen store.Seen[pod.Intent], nodeName string, local map[pod.Identity]*entry) (IntentSet, []error) {
-	w := IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}, Unreadable: map[pod.Identity]bool{}, Stops: map[pod.Identity]uint64{}}
+	w := IntentSet{
+		Known: true, Intents: map[pod.Identity]pod.Intent{},
+		Unreadable: map[pod.Identity]bool{}, Stops: map[pod.Identity]uint64{},
+	}
 	problems := append([]error(nil), seen.Corrupt...)
 	for _, rec := range seen.Recs {
 		in := rec.Value
 		err := in.Check()
 		if err == nil && in.Identity.Local() {
-			err = errors.New("it has the identity of a local service, which only requests to this node change")
+			err = errors.New("it has the identity of a local service, which only requests to this node may change")
 		}
 		if err != nil {
 			w.Unreadable[in.Identity] = true
@@ -301,7 +309,7 @@ func newIntentSet(seen store.Seen[pod.Intent], nodeName string, local map[pod.Id
 		if !errors.As(err, &corrupt) {
 			continue
 		}
-		// Keys are not parsed; but the key of each pod that is known here is known too.
+		// Only the key of a corrupt record shows its pod.
 		for id := range local {
 			if strings.HasSuffix(corrupt.Key, "/"+nodeName+"/"+id.String()) {
 				w.Unreadable[id] = true
@@ -311,60 +319,61 @@ func newIntentSet(seen store.Seen[pod.Intent], nodeName string, local map[pod.Id
 	return w, problems
 }
 
-var errNewEpoch = errors.New("the cluster has a new epoch, or the node's lock was taken anew")
+var errNewEpoch = errors.New("the cluster has a new epoch, or the node's lock was taken again")
 
-// epochs divide the time of one session: intents are read anew with each, because what was read before says nothing of a cluster with
-// another epoch, nor of what others did before the node's lock was taken.
+// epochs divides one session into periods. In each period the intents are read anew. A period ends when the cluster's
+// epoch changes, because earlier intents are from another history of the store. It also ends when the node's lock is
+// taken, because earlier intents can lack writes from before that moment.
 type epochs struct {
-	known wait.Signal // raised when the epoch is known, or that it cannot be
+	known wait.Signal // raised when the epoch was read, or the read failed
 
 	mu    sync.Mutex
 	epoch string
-	tried bool // the epoch was read, or could not be
+	tried bool // the epoch was read, or the read failed
 	end   context.CancelCauseFunc
 }
 
-// set notes the cluster's epoch. With a new one the intents are read anew.
-func (x *epochs) set(epoch string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.end != nil && x.epoch != epoch {
-		x.end(errNewEpoch)
+func (e *epochs) set(epoch string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.end != nil && e.epoch != epoch {
+		e.end(errNewEpoch)
 	}
-	x.epoch, x.tried = epoch, true
-	x.known.Raise()
+	e.epoch, e.tried = epoch, true
+	e.known.Raise()
 }
 
-// miss notes that the epoch cannot be read. Intents can do without.
-func (x *epochs) miss() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.tried = true
-	x.known.Raise()
+// miss stores that the epoch cannot be read. Then the intents are read without it.
+func (e *epochs) miss() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.tried = true
+	e.known.Raise()
 }
 
-// renew has the intents read anew in the same epoch.
-func (x *epochs) renew() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.end != nil {
-		x.end(errNewEpoch)
+// renew makes the session read the intents again under the same epoch.
+func (e *epochs) renew() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.end != nil {
+		e.end(errNewEpoch)
 	}
 }
 
-// begin returns a context that ends when the intents are to be read anew, the epoch, and what releases it.
-func (x *epochs) begin(ctx context.Context) (reading context.Context, epoch string, over func(), err error) {
+// begin waits until the epoch is known or cannot be read. reading ends when the intents must be read again; over
+// releases it.
+func (e *epochs) begin(ctx context.Context) (reading context.Context, epoch string, over func(), err error) {
 	for {
-		x.mu.Lock()
-		if x.tried {
-			defer x.mu.Unlock()
-			reading, x.end = context.WithCancelCause(ctx)
-			end := x.end
-			return reading, x.epoch, func() { end(nil) }, nil
+		e.mu.Lock()
+		if e.tried {
+			defer e.mu.Unlock()
+			reading, e.end = context.WithCancelCause(ctx)
+			end := e.end
+			return reading, e.epoch, func() { end(nil) }, nil
 		}
-		x.mu.Unlock()
+		e.mu.Unlock()
 		select {
-		case <-x.known:
+		case <-e.known:
 		case <-ctx.Done():
 			return nil, "", nil, context.Cause(ctx)
 		}

@@ -15,8 +15,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// The initial delay is over when the clock says so, and never later than that long after the process was first seen.
-func TestRested(t *testing.T) {
+// The initial delay ends when the wall clock shows that it is over, or when the preparer has known the process for so
+// long.
+func TestInitialDelayEndsDespiteAWrongClock(t *testing.T) {
 	t.Parallel()
 	delay := field.Duration(10 * time.Second)
 	m := &manifest.Manifest{Health: &manifest.Health{InitialDelay: &delay}}
@@ -29,21 +30,23 @@ func TestRested(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		procs []runtime.Status
-		after time.Duration // since it was first seen
+		after time.Duration // since the process was first seen
 		want  bool
 	}{
-		"just started":         {[]runtime.Status{started(1, 0)}, time.Second, false},
-		"its time is over":     {[]runtime.Status{started(1, 0)}, 10 * time.Second, true},
-		"seen late":            {[]runtime.Status{started(1, time.Minute)}, 0, true},
-		"clock was ahead":      {[]runtime.Status{started(1, -time.Hour)}, 9 * time.Second, false},
-		"and waited for":       {[]runtime.Status{started(1, -time.Hour)}, 10 * time.Second, true},
-		"one of two":           {[]runtime.Status{started(1, time.Minute), started(2, 0)}, time.Second, false},
-		"nothing runs":         {[]runtime.Status{{State: runtime.State{Phase: runtime.Backoff}}}, time.Hour, false},
-		"the other waits only": {[]runtime.Status{started(1, time.Minute), {State: runtime.State{Phase: runtime.Backoff}}}, 0, true},
+		"just started":     {[]runtime.Status{started(1, 0)}, time.Second, false},
+		"its time is over": {[]runtime.Status{started(1, 0)}, 10 * time.Second, true},
+		"seen late":        {[]runtime.Status{started(1, time.Minute)}, 0, true},
+		"clock was ahead":  {[]runtime.Status{started(1, -time.Hour)}, 9 * time.Second, false},
+		"and waited for":   {[]runtime.Status{started(1, -time.Hour)}, 10 * time.Second, true},
+		"one of two":       {[]runtime.Status{started(1, time.Minute), started(2, 0)}, time.Second, false},
+		"nothing runs":     {[]runtime.Status{{State: runtime.State{Phase: runtime.Backoff}}}, time.Hour, false},
+		"the other waits only": {
+			[]runtime.Status{started(1, time.Minute), {State: runtime.State{Phase: runtime.Backoff}}}, 0, true,
+		},
 	} {
 		var e entry
 		e.sawProcs(c.procs, now)
-		e.sawProcs(c.procs, now.Add(c.after)) // seen again is not first seen
+		e.sawProcs(c.procs, now.Add(c.after)) // does not change when the processes were first seen
 		if got := e.rested(m, now.Add(c.after)); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
@@ -56,7 +59,6 @@ func TestRested(t *testing.T) {
 	}
 }
 
-// emptyAgent answers, and has nothing.
 type emptyAgent struct{ register.Services }
 
 func (emptyAgent) LocalServices(context.Context, string, string) (map[string]consul.Health, error) {
@@ -65,14 +67,15 @@ func (emptyAgent) LocalServices(context.Context, string, string) (map[string]con
 
 func (emptyAgent) TokenID() string { return "none" }
 
-// silentAgent returns what knows no pod's services, after it has asked.
+// silentAgent has asked the agent once, and knows no services.
 func silentAgent(t *testing.T) *register.Registrar {
 	t.Helper()
 	asked := make(chan struct{})
 	r, err := register.New(register.Config{
 		Dir: t.TempDir(), Services: emptyAgent{}, Limiter: loop.NewLogLimiter(quiet(t)), IdlePoll: time.Hour,
-		Reach: func() register.Reach { return register.Nothing },
-		Pods:  func(time.Time) []register.Pod { return nil }, Changed: func(map[pod.Identity]time.Time) { close(asked) },
+		Reach:   func() register.Reach { return register.Nothing },
+		Pods:    func(time.Time) []register.Pod { return nil },
+		Changed: func(map[pod.Identity]time.Time) { close(asked) },
 	})
 	if err != nil {
 		t.Fatal(err)

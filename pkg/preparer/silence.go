@@ -12,18 +12,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/supervise"
 )
 
-// silence is what is known of processes while their supervisor does not answer: what it has said last, and which of
-// them the kernel does not have any more. It is guarded as the pods are.
+// silence is what is known about processes while their supervisor does not answer. pods.mu guards it.
 type silence struct {
 	latest []runtime.Status
-	gone   map[run]bool // runs that have ended; none lives again
+	gone   map[run]bool // runs that have ended
 }
 
-// goneMessage says why a process does not run that nobody starts again.
 const goneMessage = "it has ended, and is started again when the node's supervisor answers"
 
-// known returns what is known of all processes. What has ended is not said to run, also in the moment in which the
-// supervisor answers again and has not seen that yet.
+// known returns all processes. Processes in gone have ended, even if the supervisor answers again and has not noticed
+// that yet.
 func (s *silence) known() []runtime.Status {
 	if len(s.gone) == 0 {
 		return s.latest
@@ -39,8 +37,7 @@ func (s *silence) known() []runtime.Status {
 	return known
 }
 
-// lostOf returns which processes that are said to run the kernel does not have. A number that the kernel has given to
-// another process since the last look, half a second ago, is taken for the process.
+// lostOf returns the running processes that the kernel does not have any more, unless another process has got the pid.
 func lostOf(procs []runtime.Status) map[run]bool {
 	gone := map[run]bool{}
 	for i := range procs {
@@ -54,8 +51,8 @@ func lostOf(procs []runtime.Status) map[run]bool {
 	return gone
 }
 
-// watchSilence asks the supervisor until ctx ends whether it answers, and reports when it does not. It ends nothing:
-// processes run without their supervisor, and one that stands still may go on.
+// watchSilence reports when the supervisor does not answer. It stops no process, because processes run without their
+// supervisor, and a suspended supervisor may continue.
 func (p *Preparer) watchSilence(ctx context.Context) {
 	p.processes.Attend(ctx, p.cfg.PingEvery, p.cfg.SilentAfter, func(silent bool) {
 		p.cfg.Metrics.answers.Set(obs.Flag(!silent))
@@ -63,13 +60,13 @@ func (p *Preparer) watchSilence(ctx context.Context) {
 		if silent {
 			err = supervise.ErrSilent
 		}
-		p.limiter.Saw("supervisor", "nothing can be started or stopped on this node; pods are taken to run on, but for those whose processes have ended", err)
+		p.limiter.Saw("supervisor", "nothing can be started or stopped on this node; "+
+			"the node assumes that its pods run on, except those whose processes have ended", err)
 		p.sawSilence(silent)
 	})
 }
 
-// sawSilence takes in whether the supervisor is silent. While it is, that is once for each look at the kernel's
-// processes.
+// sawSilence reads the kernel's processes at each call while the supervisor is silent.
 func (p *Preparer) sawSilence(silent bool) {
 	var latest []runtime.Status
 	p.pods.do(func() { latest = p.silence.latest })
@@ -84,7 +81,7 @@ func (p *Preparer) sawSilence(silent bool) {
 			p.pods.record.Raise()
 			for _, e := range p.pods.all {
 				p.pods.changed(e)
-				e.wake.Raise() // it goes on at once, or says why it waits
+				e.wake.Raise() // the worker continues at once, or reports why it waits
 			}
 		}
 		for at := range gone {

@@ -16,7 +16,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 )
 
-// supervisor returns the pid of the one that listens.
 func (b *bench) supervisor() (pid int) {
 	b.t.Helper()
 	conn, err := net.Dial("unix", filepath.Join(b.runtimeDir(), "shim.sock"))
@@ -29,15 +28,17 @@ func (b *bench) supervisor() (pid int) {
 		b.t.Fatal(err)
 	}
 	var cred *unix.Ucred
-	if e := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil || err != nil {
-		b.t.Fatal(e, err)
+	controlErr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if controlErr != nil || err != nil {
+		b.t.Fatal(controlErr, err)
 	}
 	return int(cred.Pid)
 }
 
-// A supervisor that stands still is reported everywhere: a pod whose process has ended is not available any more,
-// others are as they were, a stop says what it waits for, and nothing is ended. All of that is over when the supervisor
-// goes on.
+// While the supervisor is suspended, all pods' reports show it, and a pod whose process has ended is not available. A
+// stop waits, and nothing is ended. Then the reports return to normal.
 func TestASupervisorThatStandsStill(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -47,7 +48,7 @@ func TestASupervisorThatStandsStill(t *testing.T) {
 	b.start()
 	digest := b.upload(b.sleeper("1"))
 	for index := range 3 {
-		b.tell(intent(index, digest, pod.Running, 1))
+		b.write(intent(index, digest, pod.Running, 1))
 	}
 	for index := range 3 {
 		b.awaitReady(index, digest, 1)
@@ -70,7 +71,7 @@ func TestASupervisorThatStandsStill(t *testing.T) {
 	if err := syscall.Kill(dies, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	b.tell(intent(2, digest, pod.Stopped, 2))
+	b.write(intent(2, digest, pod.Stopped, 2))
 	const silence = "supervisor does not answer"
 	b.awaitReality(0, "failed", func(r pod.Reality) bool {
 		return r.State == pod.StateFailed && !r.Available && strings.Contains(r.Message, silence)
@@ -88,14 +89,16 @@ func TestASupervisorThatStandsStill(t *testing.T) {
 	}
 	for index := range 2 {
 		if r := b.awaitReady(index, digest, 1); strings.Contains(r.Message, silence) {
-			b.awaitReality(index, "no word of it", func(r pod.Reality) bool { return r.Available && r.Message == "" })
+			b.awaitReality(index, "no message", func(r pod.Reality) bool { return r.Available && r.Message == "" })
 		}
 	}
-	b.awaitReality(2, "stopped", func(r pod.Reality) bool { return r.State == pod.StateStopped && r.Revision == 2 && r.Message == "" })
+	b.awaitReality(2, "stopped", func(r pod.Reality) bool {
+		return r.State == pod.StateStopped && r.Revision == 2 && r.Message == ""
+	})
 	says(false)
 	b.awaitMetric(reg, "rcfarm_preparer_supervisor_answers", "", 1, 1)
 	b.mustKeepPID(1, runs)
 	if now := b.pid(0); now == dies {
-		t.Error("what has ended was not started again")
+		t.Error("the ended process was not started again")
 	}
 }

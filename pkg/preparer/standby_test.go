@@ -19,22 +19,22 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// told are the realities of a pod as they were reported, with the services that the agent had right before.
-type told struct {
+// reports has each written reality, with the agent's services right before.
+type reports struct {
 	preparer.Session
 
 	b    *bench
-	asks map[int64]bool // whether a revision asks it to stand by
+	asks map[int64]bool // by revision: whether the intent has standby
 	mu   sync.Mutex
-	said []saying
+	all  []reportBeside
 }
 
-type saying struct {
+type reportBeside struct {
 	reality  pod.Reality
 	services map[string]bool
 }
 
-func (t *told) WriteRealities(ctx context.Context, writes ...store.RealityWrite) (uint64, error) {
+func (t *reports) WriteRealities(ctx context.Context, writes ...store.RealityWrite) (uint64, error) {
 	local, err := t.b.client.Services.LocalServices(ctx, register.MetaNode, t.b.cfg.Node.Name)
 	if err != nil {
 		return 0, err
@@ -47,25 +47,27 @@ func (t *told) WriteRealities(ctx context.Context, writes ...store.RealityWrite)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range writes {
-		t.said = append(t.said, saying{writes[i].Reality, has})
+		t.all = append(t.all, reportBeside{writes[i].Reality, has})
 	}
 	return index, err
 }
 
-// mustAgree looks at all that was said since a revision: the pod was available throughout, and no reality was ahead of the agent.
-func (t *told) mustAgree(since int64) {
+// mustAgree: since a revision, the pod was always available, and no reality had a switch before the agent.
+func (t *reports) mustAgree(since int64) {
 	t.b.t.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	main, standby := register.ServiceID(t.b.cfg.Node.Name, identity(0)), register.StandbyServiceID(t.b.cfg.Node.Name, identity(0))
-	for _, s := range t.said {
+	main := register.ServiceID(t.b.cfg.Node.Name, identity(0))
+	standby := register.StandbyServiceID(t.b.cfg.Node.Name, identity(0))
+	for _, s := range t.all {
 		switch {
 		case s.reality.Revision < since:
 		case !s.reality.Available:
 			t.b.t.Errorf("not available at %d: %s", s.reality.Revision, s.reality.State)
 		case s.reality.Standby != t.asks[s.reality.Revision]: // not switched yet
 		case s.reality.Standby && (s.services[main] || !s.services[standby]), !s.reality.Standby && !s.services[main]:
-			t.b.t.Errorf("said at %d, standing by: %v, while the agent had %v", s.reality.Revision, s.reality.Standby, s.services)
+			t.b.t.Errorf("reported at %d, standing by: %v, while the agent had %v",
+				s.reality.Revision, s.reality.Standby, s.services)
 		}
 	}
 }
@@ -73,7 +75,8 @@ func (t *told) mustAgree(since int64) {
 func (b *bench) awaitStandby(revision int64, digest string, standby bool) {
 	b.t.Helper()
 	b.awaitReality(0, fmt.Sprintf("available at %d, standing by: %v", revision, standby), func(r pod.Reality) bool {
-		return r.State == pod.StateReady && r.Available && r.Digest == digest && r.Revision == revision && r.Standby == standby
+		return r.State == pod.StateReady && r.Available && r.Digest == digest && r.Revision == revision &&
+			r.Standby == standby
 	})
 	id := register.ServiceID(b.cfg.Node.Name, identity(0))
 	if standby {
@@ -87,9 +90,9 @@ func (b *bench) awaitStandby(revision int64, digest string, standby bool) {
 	})
 }
 
-// A pod that stands by is registered under another name, with its check. Its name is switched without a restart, and it is available
-// throughout: min_ready is not counted again. Its leaving its name is no drop, because its intent says so.
-func TestStandby(t *testing.T) {
+// A standby has another name, with its check. A switch of the name restarts no process, keeps the pod available,
+// because min_ready does not begin again, and writes no drop, because the intent asks for it.
+func TestStandbyPodsAreRegisteredUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	for name, m := range map[string]func(b *bench) manifest.Manifest{
 		"http": func(b *bench) manifest.Manifest { return b.server("1") },
@@ -109,42 +112,43 @@ func TestStandby(t *testing.T) {
 			ready := field.Duration(2 * time.Second)
 			m.MinReady = &ready
 			digest := b.upload(m)
-			said := &told{b: b, asks: map[int64]bool{20: false, 30: true, 40: false, 50: true}}
-			wrap := func(t preparer.Session) preparer.Session { said.Session = t; return said }
+			written := &reports{b: b, asks: map[int64]bool{20: false, 30: true, 40: false, 50: true}}
+			wrap := func(t preparer.Session) preparer.Session { written.Session = t; return written }
 			a := b.startWith(wrap)
 			in := intent(0, digest, pod.Running, 10)
 			in.Standby = true
-			b.tell(in)
+			b.write(in)
 			b.awaitStandby(10, digest, true)
 			pid := b.pid(0)
 			for revision := int64(20); revision < 60; revision += 10 {
-				if revision == 50 { // the successor finds the switch to be done
+				if revision == 50 { // the next preparer makes the switch
 					a.stop()
 				}
 				in.Standby, in.Revision = !in.Standby, revision
-				b.tell(in)
+				b.write(in)
 				if revision == 50 {
 					b.startWith(wrap)
 				}
 				b.awaitStandby(revision, digest, in.Standby)
 				b.mustKeepPID(0, pid)
 			}
-			said.mustAgree(20)
+			written.mustAgree(20)
 			in.State, in.Revision = pod.Stopped, 70
-			b.tell(in)
+			b.write(in)
 			b.awaitState(0, pod.StateStopped, 70, "")
 			if local := b.services(); len(local) > 0 {
 				t.Errorf("services %v of a stopped pod", local)
 			}
-			if pair, err := b.client.Get(t.Context(), b.keys.Drops.Key("rc1"), consul.Consistent); !errors.Is(err, consul.ErrNotFound) {
+			pair, err := b.client.Get(t.Context(), b.keys.Drops.Key("rc1"), consul.Consistent)
+			if !errors.Is(err, consul.ErrNotFound) {
 				t.Errorf("drops %+v, %v; want none", pair, err)
 			}
 		})
 	}
 }
 
-// The ports of a pod that stands by are found under other names as well.
-func TestStandbyOfEachPort(t *testing.T) {
+// All ports of a standby have other names.
+func TestStandbyRenamesTheServiceOfEachPort(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -153,20 +157,22 @@ func TestStandbyOfEachPort(t *testing.T) {
 	m.Ports = append(m.Ports, manifest.Port{Name: "admin", Port: httpPort + 1})
 	in := intent(0, b.upload(m), pod.Running, 10)
 	in.Standby = true
-	b.tell(in)
+	b.write(in)
 	b.awaitReady(0, in.Digest, 10)
 	main, admin := strconv.Itoa(httpPort), strconv.Itoa(httpPort+1)
 	id := register.StandbyServiceID(b.cfg.Node.Name, identity(0))
-	b.awaitServices(map[string]string{id: "shop-standby:" + main, id + ".admin": "shop-admin-standby:" + admin}, m.Service)
+	b.awaitServices(
+		map[string]string{id: "shop-standby:" + main, id + ".admin": "shop-admin-standby:" + admin}, m.Service,
+	)
 	in.Standby, in.Revision = false, 20
-	b.tell(in)
+	b.write(in)
 	b.awaitReady(0, in.Digest, 20)
 	id = register.ServiceID(b.cfg.Node.Name, identity(0))
 	b.awaitServices(map[string]string{id: "shop:" + main, id + ".admin": "shop-admin:" + admin}, m.Service)
 }
 
-// A pod that is stopped serves on for a while after it was deregistered, unless it stood by.
-func TestDrain(t *testing.T) {
+// A pod that must stop serves for a while after it was deregistered, but a standby stops at once.
+func TestStoppedPodServesOnUntilItsClientsHaveLeft(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -174,25 +180,25 @@ func TestDrain(t *testing.T) {
 	drain := field.Duration(manifest.MaxDrain)
 	m.Service = &manifest.Service{Drain: &drain}
 	in := intent(0, b.upload(m), pod.Running, 10)
-	b.tell(in)
+	b.write(in)
 	b.awaitReady(0, in.Digest, 10)
 	pid := b.pid(0)
 	stop := in
 	stop.State, stop.Revision = pod.Stopped, 20
-	b.tell(stop)
+	b.write(stop)
 	b.awaitState(0, pod.StateStopping, 20, "serving on after it was deregistered")
 	if local := b.services(); len(local) > 0 {
 		t.Errorf("services %v", local)
 	}
 	b.mustKeepPID(0, pid)
-	b.checkEnvironment(in.Digest) // it answers
+	b.checkEnvironment(in.Digest) // the pod still answers
 
 	m.Ports[0].Port++
 	aside := intent(1, b.upload(m), pod.Running, 10)
 	aside.Standby = true
-	b.tell(aside)
+	b.write(aside)
 	b.awaitReady(1, aside.Digest, 10)
 	aside.State, aside.Revision = pod.Stopped, 20
-	b.tell(aside)
+	b.write(aside)
 	b.awaitState(1, pod.StateStopped, 20, "")
 }

@@ -9,8 +9,8 @@ import (
 
 var allStates = []PodState{Behind, Up, Spent, Suspended, Stopping, Stopped, Collected}
 
-// The table is what the promises ask for, whatever comes in which order.
-func TestStatesThatFollow(t *testing.T) {
+// In any order of events, the table of states keeps the package's promises.
+func TestTheTableOfStatesKeepsThePromises(t *testing.T) {
 	t.Parallel()
 	rows := map[[2]string]int{}
 	for _, row := range steps {
@@ -26,36 +26,38 @@ func TestStatesThatFollow(t *testing.T) {
 	reached := map[PodState]bool{}
 	over := func(s PodState) bool { return s == Stopped || s == Collected }
 	for _, from := range allStates {
-		for _, on := range []Event{ToldToRun, ToldToStop, Replaced, Launched, Ran, Barred, Freed, Buried, Cleared, Littered} {
+		for _, on := range []Event{
+			RunAccepted, StopAccepted, Replaced, Launched, Ran, Barred, Freed, Buried, Cleared, Littered,
+		} {
 			to, ok := from.After(on)
 			reached[to] = reached[to] || to != from
 			switch {
-			case !ok && (on == ToldToRun || on == ToldToStop || on == Replaced):
-				t.Errorf("%s, and %s: it may come at any time, and there is no row", from, on)
+			case !ok && (on == RunAccepted || on == StopAccepted || on == Replaced):
+				t.Errorf("%s, and %s: the event may come at any time, and there is no row", from, on)
 			case !ok && to != from:
-				t.Errorf("%s is %s because of what cannot be", from, to)
-			case to == Stopping && from != Stopping && on != ToldToStop:
-				t.Errorf("%s stops because it is %s; only an intent may have it stopped (P4)", from, on)
+				t.Errorf("%s becomes %s without a row", from, to)
+			case to == Stopping && from != Stopping && on != StopAccepted:
+				t.Errorf("%s stops because it is %s; only an intent may stop it (P4)", from, on)
 			case over(to) && !over(from) && (from != Stopping || on != Buried):
-				t.Errorf("%s is stopped because it is %s; only what is on the disk confirms a stop (P5)", from, on)
-			case (from == Stopping || over(from)) && to != Stopping && !over(to) && on != ToldToRun:
-				t.Errorf("%s runs again because it is %s; only an intent may revive it", from, on)
+				t.Errorf("%s is stopped because it is %s; only a tombstone on the disk confirms a stop (P5)", from, on)
+			case (from == Stopping || over(from)) && to != Stopping && !over(to) && on != RunAccepted:
+				t.Errorf("%s runs again because it is %s; only an intent may start it again", from, on)
 			case to.up() && !from.up() && on != Launched && on != Ran:
 				t.Errorf("%s is up because it is %s", from, on)
-			case from == Suspended && to != Suspended && on != Freed && on != ToldToStop:
-				t.Errorf("what is held is let go because it is %s", on)
+			case from == Suspended && to != Suspended && on != Freed && on != StopAccepted:
+				t.Errorf("a suspended pod becomes %s because it is %s", to, on)
 			}
 		}
 	}
 	for _, s := range allStates {
 		if !reached[s] {
-			t.Errorf("nothing leads to %s", s)
+			t.Errorf("no row leads to %s", s)
 		}
 	}
 }
 
-// A restart goes on from what is on the disk, and a state that a restart finds is not ahead of the one before it.
-func TestFirstState(t *testing.T) {
+// After a restart, the state of a pod is derived from its record.
+func TestStateAfterARestartFollowsFromTheRecord(t *testing.T) {
 	t.Parallel()
 	runs := sampleRecord(0)
 	stops := runs.accept(pod.Intent{Identity: ident(0), State: pod.Stopped, Revision: 9})

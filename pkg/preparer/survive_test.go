@@ -23,7 +23,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A restarted preparer finds its pods as it left them and has nothing new to say about them.
+// A restarted preparer finds its pods running, and writes no new report.
 func TestRestartKeepsPods(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -31,7 +31,7 @@ func TestRestartKeepsPods(t *testing.T) {
 	b.cfg.Services = counted
 	a := b.start()
 	digest := b.upload(b.server("1"))
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Stopped, 5))
+	b.write(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Stopped, 5))
 	b.awaitReady(0, digest, 10)
 	b.awaitState(1, pod.StateStopped, 5, "")
 	pid := b.pid(0)
@@ -49,12 +49,12 @@ func TestRestartKeepsPods(t *testing.T) {
 	b.awaitNode("the next incarnation", func(n node.Node, session string) bool {
 		return session != "" && n.Incarnation != before.Incarnation && n.Epoch == epoch && len(n.Orphans) == 0
 	})
-	b.tell(intent(2, digest, pod.Stopped, 5))
-	b.awaitState(2, pod.StateStopped, 5, "") // by now all realities have been compared
+	b.write(intent(2, digest, pod.Stopped, 5))
+	b.awaitState(2, pod.StateStopped, 5, "") // after this report, all realities have been compared
 	looks := counted.looks.Load()
 	b.eventually(func() error {
 		if counted.looks.Load() < looks+5 {
-			return errors.New("the agent was not looked at often enough")
+			return errors.New("the agent was not read often enough")
 		}
 		return nil
 	})
@@ -66,7 +66,7 @@ func TestRestartKeepsPods(t *testing.T) {
 		t.Errorf("%d services were registered again", again)
 	}
 	b.mustKeepPID(0, pid)
-	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.write(intent(0, digest, pod.Stopped, 11))
 	b.awaitState(0, pod.StateStopped, 11, "")
 }
 
@@ -85,30 +85,33 @@ func (c *countedServices) RegisterService(ctx context.Context, s consul.Service)
 	return c.Services.RegisterService(ctx, s)
 }
 
-// Everything in Consul vanishes: no process notices. The orphans are told together with the new epoch, and a higher
-// revision adopts them.
-func TestWipe(t *testing.T) {
+// When all records in Consul are deleted, all processes run on. The node writes its orphans with the new epoch, and
+// intents with a higher revision adopt them.
+func TestAWipeStopsNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	m := b.sleeper("1")
 	m.Launchables[0].Resources = manifest.Resources{CPU: 100, Memory: 1 << 20}
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10), intent(2, digest, pod.Stopped, 10))
+	b.write(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10), intent(2, digest, pod.Stopped, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitReady(1, digest, 10)
 	b.awaitState(2, pod.StateStopped, 10, "")
 	pids := []int{b.pid(0), b.pid(1)}
 
 	b.wipe()
-	epoch := b.epoch() // a new one
+	epoch := b.epoch() // a new epoch
 	n := b.awaitNode("two orphans", func(n node.Node, session string) bool {
 		if n.Epoch == epoch && len(n.Orphans) != 2 {
 			t.Errorf("the epoch was echoed with the orphans %+v", n.Orphans)
 		}
 		return session != "" && n.Epoch == epoch
 	})
-	want := pod.Orphan{Identity: identity(0), PodID: "web", Digest: digest, Revision: 10, CPU: 100, Memory: 1 << 20, Reason: pod.ReasonOrphaned}
+	want := pod.Orphan{
+		Identity: identity(0), PodID: "web", Digest: digest, Revision: 10, CPU: 100, Memory: 1 << 20,
+		Reason: pod.ReasonOrphaned,
+	}
 	if got := n.Orphans[0]; fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("orphan %+v, want %+v", got, want)
 	}
@@ -118,7 +121,7 @@ func TestWipe(t *testing.T) {
 		}
 	}
 
-	b.tell(intent(0, digest, pod.Running, 11), intent(1, digest, pod.Running, 11))
+	b.write(intent(0, digest, pod.Running, 11), intent(1, digest, pod.Running, 11))
 	for i, pid := range pids {
 		b.awaitReady(i, digest, 11)
 		b.mustKeepPID(i, pid)
@@ -145,11 +148,11 @@ func TestOlderIntentsStopNothing(t *testing.T) {
 	b.start()
 	digest := b.upload(b.sleeper("1"))
 	older := b.upload(b.sleeper("0"))
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitReady(1, digest, 10)
 	pids := []int{b.pid(0), b.pid(1)}
-	b.tell(intent(0, digest, pod.Stopped, 9), intent(1, older, pod.Running, 8))
+	b.write(intent(0, digest, pod.Stopped, 9), intent(1, older, pod.Running, 8))
 	b.awaitNode("two regressed pods", func(n node.Node, _ string) bool {
 		return len(n.Orphans) == 2 && n.Orphans[0].Reason == pod.ReasonAhead && n.Orphans[1].Reason == pod.ReasonAhead
 	})
@@ -158,21 +161,21 @@ func TestOlderIntentsStopNothing(t *testing.T) {
 	for i, pid := range pids {
 		b.mustKeepPID(i, pid)
 	}
-	b.tell(intent(0, digest, pod.Stopped, 11), intent(1, digest, pod.Running, 11))
+	b.write(intent(0, digest, pod.Stopped, 11), intent(1, digest, pod.Running, 11))
 	b.awaitState(0, pod.StateStopped, 11, "")
 	b.awaitReady(1, digest, 11)
 	b.mustKeepPID(1, pids[1])
 	b.awaitNode("no orphans", func(n node.Node, _ string) bool { return len(n.Orphans) == 0 })
 }
 
-// A pod whose record cannot be read is rebuilt from what the runtime has; the others do not notice.
-func TestGarbageRecord(t *testing.T) {
+// A pod's unreadable record is rebuilt from its processes in the runtime, without effect on others.
+func TestUnreadableRecordIsRebuiltFromTheRuntime(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	digest := b.upload(b.server("1"))
 	sleeper := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, sleeper, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10), intent(1, sleeper, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitReady(1, sleeper, 10)
 	pids := []int{b.pid(0), b.pid(1)}
@@ -181,7 +184,7 @@ func TestGarbageRecord(t *testing.T) {
 	if err := os.WriteFile(file, []byte(`{"version":1,`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b.forget(0)
+	b.deleteIntent(0)
 	b.commit(consul.Delete(b.keys.Realities.Key(b.cfg.Node.Name, identity(0).String())))
 
 	b.start()
@@ -195,23 +198,23 @@ func TestGarbageRecord(t *testing.T) {
 	for i, pid := range pids {
 		b.mustKeepPID(i, pid)
 	}
-	b.tell(intent(0, digest, pod.Running, 20))
+	b.write(intent(0, digest, pod.Running, 20))
 	b.awaitReady(0, digest, 20)
 	b.mustKeepPID(0, pids[0])
 	if kept, err := filepath.Glob(file + ".*.unreadable"); err != nil || len(kept) != 1 {
 		t.Errorf("set aside: %v (%v)", kept, err)
 	}
-	b.tell(intent(0, digest, pod.Stopped, 21))
+	b.write(intent(0, digest, pod.Stopped, 21))
 	b.awaitState(0, pod.StateStopped, 21, "")
 }
 
-// After a reboot, with Consul gone, the pods of the local records start; a half finished stop is finished.
-func TestRebootWithoutConsul(t *testing.T) {
+// After a reboot without Consul, pods with records start, and stopped ones stay stopped.
+func TestPodsStartWithoutConsulAfterAReboot(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
 	digest := b.upload(b.server("1"))
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Stopped, 10))
+	b.write(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Stopped, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitState(1, pod.StateStopped, 10, "")
 	pid := b.pid(0)
@@ -239,32 +242,34 @@ func TestRebootWithoutConsul(t *testing.T) {
 	}
 }
 
-// faults lets a test make one store misbehave.
+// faults goes back in time once, after goBack.
 type faults struct {
 	preparer.Store
 	goBack atomic.Bool
 }
 
-func (f *faults) WatchIntents(ctx context.Context, name string, onError func(error), deliver func(store.Seen[pod.Intent]) error) error {
+func (f *faults) WatchIntents(
+	ctx context.Context, name string, onError func(error), deliver func(store.Seen[pod.Intent]) error,
+) error {
 	return f.Store.WatchIntents(ctx, name, onError, func(seen store.Seen[pod.Intent]) error {
 		seen.WentBack = f.goBack.CompareAndSwap(true, false)
 		return deliver(seen)
 	})
 }
 
-// A store that went back in time ends the session, and nothing else.
-func TestAStoreThatWentBack(t *testing.T) {
+// If the store goes back in time, the session ends, and no pod stops.
+func TestAStoreThatWentBackStopsNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	faulty := &faults{Store: b.store}
 	b.cfg.Store = faulty
 	b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	pid, before := b.pid(0), b.awaitServing()
 	faulty.goBack.Store(true)
-	b.forget(0)
+	b.deleteIntent(0)
 	b.awaitLog("session ended " + store.ErrWentBack.Error())
 	epoch := b.epoch()
 	b.awaitNode("orphan under a new session", func(n node.Node, session string) bool {
@@ -273,14 +278,14 @@ func TestAStoreThatWentBack(t *testing.T) {
 	b.mustKeepPID(0, pid)
 }
 
-// What vanishes from Consul is written again.
-func TestVanishedRecords(t *testing.T) {
+// Records that are deleted in Consul are written again.
+func TestDeletedRecordsAreWrittenAgain(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.RelistEvery = 100 * time.Millisecond
 	b.start()
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	r := b.awaitReady(0, digest, 10)
 	b.awaitServing()
 	b.commit(consul.Delete(b.keys.Nodes.Key(b.cfg.Node.Name)))
@@ -289,14 +294,15 @@ func TestVanishedRecords(t *testing.T) {
 	b.awaitReady(0, digest, 10)
 	b.commit(consul.Set(b.keys.Realities.Key(b.cfg.Node.Name, identity(0).String()), []byte("{")))
 	b.awaitReady(0, digest, 10)
-	b.commit(consul.Set(b.keys.Nodes.Key(b.cfg.Node.Name), []byte("{"))) // takes the lock's index with it, not its session
+	// This changes the lock's index, but not its session.
+	b.commit(consul.Set(b.keys.Nodes.Key(b.cfg.Node.Name), []byte("{")))
 	b.awaitServing()
 	if again := b.awaitReady(0, digest, 10); !again.Since.Equal(r.Since) {
 		t.Errorf("since %s, want %s", again.Since, r.Since)
 	}
 }
 
-// lossySession loses the answer of each write once, after the write has landed.
+// lossySession loses the answer of each reality's first write, which succeeds.
 type lossySession struct {
 	preparer.Session
 	mu   sync.Mutex
@@ -323,20 +329,20 @@ func TestUnknownOutcomesAreReadAgain(t *testing.T) {
 		return &lossySession{Session: session, lost: map[pod.Reality]bool{}}
 	})
 	digest := b.upload(b.sleeper("1"))
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10), intent(2, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10), intent(1, digest, pod.Running, 10), intent(2, digest, pod.Running, 10))
 	for i := range 3 {
 		b.awaitReady(i, digest, 10)
 	}
 	pid := b.pid(0)
-	b.tell(intent(0, digest, pod.Stopped, 11))
+	b.write(intent(0, digest, pod.Stopped, 11))
 	b.awaitState(0, pod.StateStopped, 11, "")
 	if syscall.Kill(pid, 0) == nil {
 		t.Errorf("process %d still runs", pid)
 	}
 }
 
-// Somebody's change of one report keeps none of the others from being written, though they are written together.
-func TestOneChangedReportAmongMany(t *testing.T) {
+// If another program changes one report, the others of its transaction are written nevertheless.
+func TestOneChangedReportDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -351,14 +357,14 @@ func TestOneChangedReportAmongMany(t *testing.T) {
 		if round > 0 {
 			b.commit(consul.Set(b.keys.Realities.Key(b.cfg.Node.Name, identity(round).String()), []byte("{")))
 		}
-		b.tell(intents...)
+		b.write(intents...)
 		for i := range pods {
 			b.awaitReady(i, digest, revision)
 		}
 	}
 }
 
-// flaky makes half of all calls fail, before they are carried out or after.
+// Half of all calls fail, before or after they are carried out.
 type flaky struct {
 	runtime.Runtime
 	preparer.State
@@ -418,8 +424,9 @@ func (f *flaky) LocalServices(ctx context.Context, key, value string) (local map
 	return local, err
 }
 
-// Whatever fails on the way, a pod gets where it is sent, in one copy, and a stop is only confirmed when it is true.
-func TestFlakyNode(t *testing.T) {
+// Although half of all calls fail, one copy runs in the end as its intent asks. A stop is confirmed only without
+// processes.
+func TestPodMatchesItsIntentOnAFlakyNode(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	disk, err := preparer.NewDisk(filepath.Join(b.cfg.Dir, "pods"))
@@ -433,14 +440,14 @@ func TestFlakyNode(t *testing.T) {
 	revision := int64(0)
 	for round := range 4 {
 		revision++
-		b.tell(intent(0, digests[round%2], pod.Running, revision))
+		b.write(intent(0, digests[round%2], pod.Running, revision))
 		b.awaitReady(0, digests[round%2], revision)
 		pid := b.pid(0)
 		if round%2 == 0 {
 			continue // an upgrade follows
 		}
 		revision++
-		b.tell(intent(0, digests[0], pod.Stopped, revision))
+		b.write(intent(0, digests[0], pod.Stopped, revision))
 		b.awaitState(0, pod.StateStopped, revision, "")
 		if syscall.Kill(pid, 0) == nil {
 			t.Errorf("stop of %d confirmed while process %d runs", revision, pid)

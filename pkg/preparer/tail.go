@@ -13,13 +13,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
-// maxTail bounds what a reality repeats of a log, in bytes.
+// maxTail is in bytes.
 const maxTail = 512
 
-// tailOf returns the file whose end is told, "" for none: the log of the process that ended badly last, of a pod that
-// is not available. A rollout takes such a pod back, and nobody can ask its node then.
+// tailOf returns the log file whose end goes into the reality, or "". If the pod is not available, it is the log of the
+// process that ended badly last. The text is in the reality because a rollout can remove the pod, and then the log
+// cannot be read any more.
 func tailOf(r *pod.Reality, procs []runtime.Status) string {
-	if r.Available || r.LastExit == nil || !broken(r.State) && r.Restarts == 0 || r.State == pod.StateStopping || r.State == pod.StateStopped {
+	stopping := r.State == pod.StateStopping || r.State == pod.StateStopped
+	if r.Available || r.LastExit == nil || !broken(r.State) && r.Restarts == 0 || stopping {
 		return ""
 	}
 	var path string
@@ -33,15 +35,15 @@ func tailOf(r *pod.Reality, procs []runtime.Status) string {
 	return path
 }
 
-// keptTail returns the end of the log that was told already of the same end of a process, "" where there is none.
-func keptTail(said, r *pod.Reality) string {
-	if said.LastExit == nil || said.Digest != r.Digest || *said.LastExit != *r.LastExit {
+// keptTail returns the log text from the last report, if that is about the same end of a process.
+func keptTail(last, r *pod.Reality) string {
+	if last.LastExit == nil || last.Digest != r.Digest || *last.LastExit != *r.LastExit {
 		return ""
 	}
-	return said.LogTail
+	return last.LogTail
 }
 
-// lastOf returns the last lines of a file as one, "" where it cannot be read: what a pod writes there is its own business.
+// lastOf returns the last lines of a file as one line. Errors do not matter, because the pod owns the file.
 func lastOf(path string) string {
 	f, info, err := regular.Open(path, os.O_RDONLY|syscall.O_NOFOLLOW)
 	if err != nil {
@@ -50,16 +52,15 @@ func lastOf(path string) string {
 	defer f.Close()
 	data := make([]byte, min(info.Size(), maxTail))
 	n, _ := f.ReadAt(data, info.Size()-int64(len(data)))
-	lines := bytes.Split(bytes.TrimLeft(data[:n], "\x00"), []byte("\n")) // zeros are where something was rotated out of it
+	lines := bytes.Split(bytes.TrimLeft(data[:n], "\x00"), []byte("\n")) // a rotation leaves zeros in the file
 	if len(lines) > 1 && info.Size() > maxTail {
-		if text := asOne(lines[1:]); text != "" { // only part of the first was read
+		if text := asOne(lines[1:]); text != "" { // the first line is incomplete
 			return text
 		}
 	}
 	return asOne(lines)
 }
 
-// asOne makes one line of lines.
 func asOne(lines [][]byte) string {
 	var text []string
 	for _, line := range lines {

@@ -11,8 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// The end of a log is told of a pod that failed, and of no other; what the pod makes of its log changes nothing else.
-func TestTheEndOfALog(t *testing.T) {
+// Only a failed pod's report has the end of its log, and only of a normal file.
+func TestOnlyTheReportOfAFailedPodHasTheEndOfTheLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "main.log")
@@ -23,14 +23,17 @@ func TestTheEndOfALog(t *testing.T) {
 			State: runtime.State{Phase: runtime.Exited, LastExit: exit},
 		}
 	}
-	failed := []runtime.Status{process("other", exit(0, 9)), process("first", exit(2, 1)), process(path, exit(1, 2)), process("none", nil)}
+	failed := []runtime.Status{
+		process("other", exit(0, 9)), process("first", exit(2, 1)), process(path, exit(1, 2)), process("none", nil),
+	}
 	r := &pod.Reality{State: pod.StateFailed, LastExit: exit(0, 9)}
 	for log, want := range map[string]string{
 		"":                                       "",
 		"one\ntwo \x1b[31m\tthree\n":             "one two [31m three",
 		strings.Repeat("a line\n", 1000) + "end": strings.Repeat("a line ", 72) + "end",
 		"\xff\xfeodd":                            "\uFFFD\uFFFDodd",
-		strings.Repeat("e", 600) + "\n":          strings.Repeat("e", maxTail-1), // a long line that has ended is all that there is to tell
+		// The last complete line exceeds the limit.
+		strings.Repeat("e", 600) + "\n":               strings.Repeat("e", maxTail-1),
 		"first\n" + strings.Repeat("f", 600) + "\n\n": strings.Repeat("f", maxTail-2),
 	} {
 		if err := os.WriteFile(path, []byte(log), 0o600); err != nil {
@@ -41,23 +44,25 @@ func TestTheEndOfALog(t *testing.T) {
 		}
 	}
 	for name, tt := range map[string]struct {
-		says pod.Reality
-		want string
+		reality pod.Reality
+		want    string
 	}{
-		"crash-looping":     {pod.Reality{State: pod.StateCrashLooping, LastExit: exit(1, 2)}, path},
-		"started again":     {pod.Reality{State: pod.StateRunning, LastExit: exit(1, 2), Restarts: 1}, path},
-		"available":         {pod.Reality{State: pod.StateReady, LastExit: exit(1, 2), Restarts: 1, Available: true}, ""},
+		"crash-looping": {pod.Reality{State: pod.StateCrashLooping, LastExit: exit(1, 2)}, path},
+		"started again": {pod.Reality{State: pod.StateRunning, LastExit: exit(1, 2), Restarts: 1}, path},
+		"available": {
+			pod.Reality{State: pod.StateReady, LastExit: exit(1, 2), Restarts: 1, Available: true}, "",
+		},
 		"first start":       {pod.Reality{State: pod.StateRunning, LastExit: exit(1, 2)}, ""},
 		"nothing has ended": {pod.Reality{State: pod.StateFailed}, ""},
-		"is told to stop":   {pod.Reality{State: pod.StateStopping, LastExit: exit(1, 2), Restarts: 1}, ""},
+		"stopping":          {pod.Reality{State: pod.StateStopping, LastExit: exit(1, 2), Restarts: 1}, ""},
 		"stopped":           {pod.Reality{State: pod.StateStopped, LastExit: exit(1, 2), Restarts: 1}, ""},
 	} {
-		if got := tailOf(&tt.says, failed); got != tt.want {
+		if got := tailOf(&tt.reality, failed); got != tt.want {
 			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
 	}
 	if got := tailOf(r, failed[:1]); got != "" {
-		t.Errorf("all processes ended well, and %q is told", got)
+		t.Errorf("all processes ended well, and the report has the log %q", got)
 	}
 	if err := os.Symlink("/etc/passwd", path+".link"); err != nil {
 		t.Fatal(err)
@@ -69,23 +74,23 @@ func TestTheEndOfALog(t *testing.T) {
 	}
 }
 
-// A log is read once for each end of a process: what is written meanwhile is no news.
-func TestTheEndOfALogIsKept(t *testing.T) {
+// The end of a log is read once for each exit.
+func TestTheEndOfALogIsReadOnceForEachExit(t *testing.T) {
 	t.Parallel()
 	exit := pod.Exit{Code: 1, At: time.Unix(1, 0).UTC()}
 	other := exit
 	other.At = other.At.Add(time.Second)
-	said := pod.Reality{Digest: "d", LastExit: &exit, LogTail: "the end"}
+	before := pod.Reality{Digest: "d", LastExit: &exit, LogTail: "the end"}
 	for name, tt := range map[string]struct {
-		said, now pod.Reality
+		last, now pod.Reality
 		want      string
 	}{
-		"same end":        {said, pod.Reality{Digest: "d", LastExit: new(exit)}, "the end"},
-		"another end":     {said, pod.Reality{Digest: "d", LastExit: &other}, ""},
-		"another version": {said, pod.Reality{Digest: "e", LastExit: &exit}, ""},
-		"nothing said":    {pod.Reality{}, pod.Reality{Digest: "d", LastExit: &exit}, ""},
+		"same end":        {before, pod.Reality{Digest: "d", LastExit: new(exit)}, "the end"},
+		"another end":     {before, pod.Reality{Digest: "d", LastExit: &other}, ""},
+		"another version": {before, pod.Reality{Digest: "e", LastExit: &exit}, ""},
+		"no last report":  {pod.Reality{}, pod.Reality{Digest: "d", LastExit: &exit}, ""},
 	} {
-		if got := keptTail(&tt.said, &tt.now); got != tt.want {
+		if got := keptTail(&tt.last, &tt.now); got != tt.want {
 			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// trustOnly makes the node run what one key of pkg/preparer/trust signed, and nothing else. It returns the policy's file.
+// trustOnly returns the path of a policy for one key of trust/testdata.
 func (b *bench) trustOnly(key string) string {
 	b.t.Helper()
 	dir := b.t.TempDir()
@@ -28,7 +28,9 @@ func (b *bench) trustOnly(key string) string {
 	}
 	signers, policy := filepath.Join(dir, "allowed_signers"), filepath.Join(dir, "policy.yaml")
 	b.writeFile(signers, "alice@example.com "+string(public))
-	b.writeFile(policy, "require_signature: true\nallowed_signers: "+signers+"\nrules: [{signers: [alice@example.com], pods: [web]}]\n")
+	b.writeFile(policy, "require_signature: true\n"+
+		"allowed_signers: "+signers+"\n"+
+		"rules: [{signers: [alice@example.com], pods: [web]}]\n")
 	b.cfg.Trust = trust.NewNode(policy)
 	return policy
 }
@@ -40,7 +42,7 @@ func (b *bench) writeFile(name, text string) {
 	}
 }
 
-// uploadSigned stores a manifest as an operator does. An empty key leaves what is stored as its signature.
+// uploadSigned does not sign with an empty key; a stored signature stays.
 func (b *bench) uploadSigned(m manifest.Manifest, key string) (digest string) {
 	b.t.Helper()
 	digest, err := b.storeSigned(m, key)
@@ -67,24 +69,28 @@ func (b *bench) storeSigned(m manifest.Manifest, key string) (digest string, err
 		}
 	}
 	audit := store.NewAudit("test", "sign", "rc1", nil)
-	return digest, store.New(b.client, b.keys).Operator.SignManifests(b.t.Context(), "rc1", []store.DeployManifest{{Digest: digest, Canonical: canonical, Signature: signature}}, audit)
+	signed := []store.DeployManifest{{Digest: digest, Canonical: canonical, Signature: signature}}
+	return digest, store.New(b.client, b.keys).Operator.SignManifests(b.t.Context(), "rc1", signed, audit)
 }
 
-// What the policy refuses is not run, with the reason and the cure in reality, and the old version stays up. It runs as
-// soon as the policy lets it.
-func TestTrust(t *testing.T) {
+// A manifest that the policy refuses does not run until it is allowed. The report has the reason and the cure, and the
+// old version continues to run.
+func TestManifestRunsOnlyIfTheTrustPolicyAllowsIt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	policy := b.trustOnly("key_ed25519")
 	b.start()
 	first := b.uploadSigned(b.sleeper("1"), "key_ed25519")
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	b.awaitReady(0, first, 10)
 	pid := b.pid(0)
 
 	second := b.uploadSigned(b.sleeper("2"), "")
-	b.tell(intent(0, second, pod.Running, 20))
-	b.awaitState(0, pod.StateFailed, 20, "this node's trust policy refuses it: it is not signed; sign it: rcctl apply -f FILE --sign-key KEY")
+	b.write(intent(0, second, pod.Running, 20))
+	b.awaitState(
+		0, pod.StateFailed, 20,
+		"this node's trust policy refuses it: it is not signed; sign it: rcctl apply -f FILE --sign-key KEY",
+	)
 	b.mustKeepPID(0, pid)
 	b.uploadSigned(b.sleeper("2"), "key_rsa")
 	b.awaitState(0, pod.StateFailed, 20, "it is signed with ssh-rsa SHA256:")
@@ -92,21 +98,20 @@ func TestTrust(t *testing.T) {
 	b.uploadSigned(b.sleeper("2"), "key_ed25519")
 	b.awaitReady(0, second, 20)
 
-	// A broken policy keeps new manifests out and takes nothing down, also when the pod is started again.
+	// No new manifest runs. Running pods continue to run, also after a crash.
 	text, err := os.ReadFile(policy)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.writeFile(policy, "require_signature: maybe")
 	third := b.uploadSigned(b.sleeper("3"), "key_ed25519")
-	b.tell(intent(0, third, pod.Running, 30))
+	b.write(intent(0, third, pod.Running, 30))
 	b.awaitState(0, pod.StateFailed, 30, "the policy cannot be read, so nothing new is run; mend it: "+policy)
 	b.killAndAwait(0)
 	b.writeFile(policy, string(text))
 	b.awaitReady(0, third, 30)
 }
 
-// killAndAwait kills the pod's process and waits until its runtime has started it again.
 func (b *bench) killAndAwait(index int) {
 	b.t.Helper()
 	old := b.pid(index)
@@ -126,8 +131,8 @@ func (b *bench) killAndAwait(index int) {
 	})
 }
 
-// A record of a manifest that two operators write at once keeps the signature, whoever is last.
-func TestSignatureIsNotLost(t *testing.T) {
+// Concurrent writes of a manifest's record keep the signature in any order.
+func TestConcurrentWritesKeepTheSignature(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	m := b.sleeper("1")
@@ -151,9 +156,9 @@ func TestSignatureIsNotLost(t *testing.T) {
 	}
 }
 
-// Whose signature does not count any more is not run, however long ago the node accepted what was signed: it may have waited for
+// A signature that is revoked between intent and installation prevents the installation. In between, the pod waits for
 // its artifact, for a hook, or for a preparer.
-func TestRevokedBeforeItIsInstalled(t *testing.T) {
+func TestRevokedSignatureIsRefusedBeforeTheInstallation(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	policy := b.trustOnly("key_ed25519")
@@ -165,7 +170,7 @@ func TestRevokedBeforeItIsInstalled(t *testing.T) {
 	m := b.sleeper("1")
 	b.artifacts.setMissing(m.Launchables[0].Artifact, true)
 	first := b.uploadSigned(m, "key_ed25519")
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	b.awaitState(0, pod.StateFailed, 10, "artifact of main: no such file")
 	revoke()
 	b.artifacts.setMissing(m.Launchables[0].Artifact, false)
@@ -180,20 +185,20 @@ func TestRevokedBeforeItIsInstalled(t *testing.T) {
 	b.awaitReady(0, first, 10)
 	pid := b.pid(0)
 
-	// What a hook of the version does is done; the version is not installed.
+	// The hook completes, and the version is not installed.
 	begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go-on")
 	hooked := b.sleeper("2")
 	b.addProgram(hooked, "bin/wait", fmt.Sprintf("touch %s; while [ ! -e %s ]; do sleep 0.05; done", begun, goOn))
 	hooked.Hooks = &manifest.Hooks{BeforeInstall: &manifest.Hook{Path: "bin/wait", Required: true}}
 	second := b.uploadSigned(hooked, "key_ed25519")
-	b.tell(intent(0, second, pod.Running, 20))
+	b.write(intent(0, second, pod.Running, 20))
 	b.eventually(func() error { _, err := os.Stat(begun); return err })
 	revoke()
 	b.writeFile(goOn, "")
 	b.awaitState(0, pod.StateFailed, 20, refused)
 	b.mustKeepPID(0, pid)
 
-	// A signature of somebody else counts from when it is there, though the node has the manifest already.
+	// Another signer's signature is accepted, although the node has the manifest.
 	public := b.text("trust/testdata/key_rsa.pub")
 	b.writeFile(filepath.Join(filepath.Dir(policy), "allowed_signers"), "bob@example.com "+public)
 	b.awaitState(0, pod.StateFailed, 20, "which is not in ")

@@ -14,7 +14,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// parentOf returns the parent of a process, as proc(5) says it.
 func parentOf(t *testing.T, pid int) int {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -28,8 +27,8 @@ func parentOf(t *testing.T, pid int) int {
 	return parent
 }
 
-// A process of which the runtime cannot read its own record is there all the same: it is reported, nothing is started beside
-// it, and it does not count as stopped.
+// A process whose record the runtime cannot read is left alone: the report shows this, no second process starts, and a
+// stop is not confirmed.
 func TestUnreadableProcessIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -41,10 +40,10 @@ func TestUnreadableProcessIsLeftAlone(t *testing.T) {
 	b.addProgram(m, "bin/before", `echo launch >> launches`)
 	m.Hooks = &manifest.Hooks{BeforeLaunch: &manifest.Hook{Path: "bin/before", Required: true}}
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	pid := b.pid(0)
-	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) }) // the supervisor does not know it any more
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) }) // the supervisor has lost this process
 	files, err := filepath.Glob(filepath.Join(dir, "state", "rc1.main.0.*.json"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("state files %v, %v", files, err)
@@ -62,17 +61,18 @@ func TestUnreadableProcessIsLeftAlone(t *testing.T) {
 	b.start()
 	r := b.awaitState(0, pod.StateFailed, 10, "cannot be read")
 	if !strings.Contains(r.Message, "remove its state file") || r.Digest != digest {
-		t.Errorf("reality %+v, want what to do, and the digest of what is installed", r)
+		t.Errorf("reality %+v, want the remedy and the installed digest", r)
 	}
-	b.tell(intent(1, b.upload(b.sleeper("1")), pod.Running, 10)) // by the time it runs, the other was looked at
+	b.write(intent(1, b.upload(b.sleeper("1")), pod.Running, 10)) // when this pod runs, the first pod was reconciled
 	b.awaitState(1, pod.StateReady, 10, "")
 	if text := b.text(b.inNode("homes", "rc1.main.0", "launches")); text != "launch\n" {
 		t.Errorf("hooks of the launch ran again: %q", text)
 	}
-	if b.awaitState(0, pod.StateFailed, 10, "cannot be read"); !b.services()["rcfarm-pod-"+b.cfg.Node.Name+"-rc1-main-0"] {
-		t.Error("its service was withdrawn although its check passes")
+	b.awaitState(0, pod.StateFailed, 10, "cannot be read")
+	if !b.services()["rcfarm-pod-"+b.cfg.Node.Name+"-rc1-main-0"] {
+		t.Error("its service was deregistered although its check passes")
 	}
-	b.tell(intent(0, digest, pod.Stopped, 20))
+	b.write(intent(0, digest, pod.Stopped, 20))
 	b.awaitState(0, pod.StateStopping, 20, "not stopped yet")
 	if err := syscall.Kill(pid, 0); errors.Is(err, syscall.ESRCH) {
 		t.Error("the process was touched")

@@ -21,12 +21,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// inNode returns a path in the preparer's directory.
 func (b *bench) inNode(parts ...string) string {
 	return filepath.Join(append([]string{b.cfg.Dir}, parts...)...)
 }
 
-// names lists a directory, without the empty files that wait for a record.
+// names leaves out empty spare files.
 func (b *bench) names(parts ...string) []string {
 	b.t.Helper()
 	entries, err := os.ReadDir(b.inNode(parts...))
@@ -51,7 +50,6 @@ func (b *bench) text(path string) string {
 	return string(data)
 }
 
-// awaitText waits until a file has this content.
 func (b *bench) awaitText(path, want string) {
 	b.t.Helper()
 	b.eventually(func() error {
@@ -72,17 +70,20 @@ func config(t *testing.T, text string) manifest.Config {
 	return c
 }
 
-// The last three versions stay installed, current points to the one that runs, and each has its own configuration.
-func TestVersionsAreKept(t *testing.T) {
+// The last three versions stay installed, each with its configuration, and the link current leads to the running one.
+func TestTheLastThreeVersionsStayInstalled(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
 	names := []string{"current"}
 	for n := 1; n <= 5; n++ {
-		m := b.pod(`cp "$CONFIG_PATH" "$POD_HOME/seen.new" && mv "$POD_HOME/seen.new" "$POD_HOME/seen"; exec sleep 1000`, fmt.Sprint(n))
+		m := b.pod(
+			`cp "$CONFIG_PATH" "$POD_HOME/seen.new" && mv "$POD_HOME/seen.new" "$POD_HOME/seen"; exec sleep 1000`,
+			fmt.Sprint(n),
+		)
 		m.Config = config(t, fmt.Sprintf(`{"n": %d}`, n))
 		digest := b.upload(m)
-		b.tell(intent(0, digest, pod.Running, int64(10*n)))
+		b.write(intent(0, digest, pod.Running, int64(10*n)))
 		b.awaitReady(0, digest, int64(10*n))
 		b.awaitText(b.inNode("homes", "rc1.main.0", "seen"), fmt.Sprintf("{\n  \"n\": %d\n}\n", n))
 		names = append(names, fmt.Sprintf("%d-%.12s", 10*n, digest))
@@ -105,16 +106,18 @@ func TestVersionsAreKept(t *testing.T) {
 	if target, err := os.Readlink(filepath.Join(dir, "main")); err != nil || filepath.Dir(target) != b.artifacts.dir {
 		t.Errorf("artifact of version 3: %s (%v)", target, err)
 	}
-	if cmd := b.procs(0)[0].Spec.Command[0]; cmd != b.inNode("versions", "rc1.main.0", want[2], "main", "bin", "launch") {
-		t.Errorf("command %s", cmd)
+	program := b.inNode("versions", "rc1.main.0", want[2], "main", "bin", "launch")
+	if cmd := b.procs(0)[0].Spec.Command[0]; cmd != program {
+		t.Errorf("command %s, want %s", cmd, program)
 	}
 	if live, known := b.current.LiveArtifacts(); len(live) != 1 || !known {
 		t.Errorf("live artifacts %v, all: %t", live, known)
 	}
 }
 
-// What a {"$file": path} names is in the configuration and nowhere else; one that cannot be read leaves the old version.
-func TestSecrets(t *testing.T) {
+// The content of a file that {"$file": path} names is only in the pod's configuration. If it cannot be read, the old
+// version continues to run.
+func TestSecretsAreOnlyInTheConfiguration(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -126,7 +129,7 @@ func TestSecrets(t *testing.T) {
 	m := b.sleeper("1")
 	m.Config = config(t, `{"db": {"password": {"$file": "`+path+`"}}}`)
 	first := b.upload(m)
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	b.awaitReady(0, first, 10)
 	file := b.inNode("versions", "rc1.main.0", "current", "main.json")
 	if got, want := b.text(file), "{\n  \"db\": {\n    \"password\": \""+secret+"\"\n  }\n}\n"; got != want {
@@ -141,14 +144,16 @@ func TestSecrets(t *testing.T) {
 	}
 	m.Launchables[0].Env["VERSION"] = "2"
 	second := b.upload(m)
-	b.tell(intent(0, second, pod.Running, 20))
+	b.write(intent(0, second, pod.Running, 20))
 	r := b.awaitState(0, pod.StateFailed, 20, "config.db.password: open "+path)
 	if r.Digest != first || !strings.Contains(r.Message, "version "+first[:12]+" stays as it is") {
 		t.Errorf("reality %+v", r)
 	}
 	b.mustKeepPID(0, pid)
-	// Put there whole: the preparer looks again and again, and would take what is there.
-	if err := errors.Join(os.WriteFile(path+".new", []byte(secret+"2"), 0o600), os.Rename(path+".new", path)); err != nil {
+	// The file is renamed into place, because the preparer tries again and again, and could otherwise read an
+	// incomplete file.
+	err := errors.Join(os.WriteFile(path+".new", []byte(secret+"2"), 0o600), os.Rename(path+".new", path))
+	if err != nil {
 		t.Fatal(err)
 	}
 	b.awaitReady(0, second, 20)
@@ -175,13 +180,14 @@ func TestSecrets(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || len(with) != 2 || slices.ContainsFunc(with, func(path string) bool { return filepath.Base(path) != "main.json" }) {
+	elsewhere := func(path string) bool { return filepath.Base(path) != "main.json" }
+	if err != nil || len(with) != 2 || slices.ContainsFunc(with, elsewhere) {
 		t.Errorf("the secret is in %v (%v), want the two versions' configurations only", with, err)
 	}
 }
 
-// A directory as command stands for the executable files in it, found when the version is installed.
-func TestDirectoryOfScripts(t *testing.T) {
+// If the command is a directory, each executable file in it at the installation is a process.
+func TestEachScriptOfADirectoryIsAProcess(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	a := b.start()
@@ -191,7 +197,7 @@ func TestDirectoryOfScripts(t *testing.T) {
 		t.Fatal(err)
 	}
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateFailed, 10, "holds 0 executable files")
 	b.addProgram(m, "run/b b", "exec sleep 1000")
 	b.awaitState(0, pod.StateFailed, 10, `script "b b"`)
@@ -205,7 +211,7 @@ func TestDirectoryOfScripts(t *testing.T) {
 	if err := os.Chmod(program(".new"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	b.addProgram(m, "run/web.sh", "exec sleep 1000") // after the bad one: alone it would be installed
+	b.addProgram(m, "run/web.sh", "exec sleep 1000") // added last, because without the bad script it would be installed
 	b.awaitState(0, pod.StateFailed, 10, `script ".new"`)
 	if err := os.Rename(program(".new"), program("10-work")); err != nil {
 		t.Fatal(err)
@@ -223,17 +229,17 @@ func TestDirectoryOfScripts(t *testing.T) {
 	a.stop()
 	b.addProgram(m, "run/late", "exec sleep 1000")
 	b.start()
-	b.tell(intent(0, digest, pod.Running, 20))
+	b.write(intent(0, digest, pod.Running, 20))
 	b.awaitReady(0, digest, 20)
 	if got := names(); len(got) != 2 {
-		t.Errorf("processes %v after a script was added to what is installed", got)
+		t.Errorf("processes %v after a script was added to the installed version", got)
 	}
-	b.tell(intent(0, digest, pod.Stopped, 30))
+	b.write(intent(0, digest, pod.Stopped, 30))
 	b.awaitState(0, pod.StateStopped, 30, "")
 }
 
-// Programs of the node itself are run where they are, once they can be.
-func TestExecArtifact(t *testing.T) {
+// A program of the node itself is not copied. The pod starts when it exists and can be executed.
+func TestProgramsOfTheNodeRunInPlace(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -242,7 +248,7 @@ func TestExecArtifact(t *testing.T) {
 	m.Launchables[0].Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: path}
 	m.Launchables[0].WorkDir = "data/here"
 	digest := b.upload(m)
-	b.tell(intent(0, digest, pod.Running, 10))
+	b.write(intent(0, digest, pod.Running, 10))
 	b.awaitState(0, pod.StateFailed, 10, path+": no such file")
 	if err := os.WriteFile(path, []byte("#!/bin/sh\npwd > \"$POD_HOME/where\"\nexec sleep 1000\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -258,8 +264,8 @@ func TestExecArtifact(t *testing.T) {
 	}
 }
 
-// A process that ends as its restart policy allows has done its work; one that fails has not.
-func TestRestartPolicies(t *testing.T) {
+// A process that has ended as its restart policy allows leaves the pod available, but a failed one does not.
+func TestRestartPolicyDecidesWhetherAnEndIsAFailure(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.start()
@@ -273,11 +279,12 @@ func TestRestartPolicies(t *testing.T) {
 	bad.Launchables[0].Restart = &manifest.Restart{Policy: manifest.RestartNever, BackoffMin: &least}
 	bad.Launchables[0].StopSignal = "SIGINT"
 	failing := b.upload(bad)
-	b.tell(intent(0, good, pod.Running, 10), intent(1, failing, pod.Running, 10))
+	b.write(intent(0, good, pod.Running, 10), intent(1, failing, pod.Running, 10))
 	b.awaitReady(0, good, 10)
-	b.awaitState(1, pod.StateFailed, 10, "its restart policy leaves it at that")
+	b.awaitState(1, pod.StateFailed, 10, "its restart policy does not start it again")
 	spec := b.procs(1)[0].Spec
-	if spec.StopSignal != "SIGINT" || spec.Restart != (runtime.Restart{Policy: runtime.Never, Min: manifest.MinBackoff, Max: manifest.DefaultBackoffMax}) {
+	want := runtime.Restart{Policy: runtime.Never, Min: manifest.MinBackoff, Max: manifest.DefaultBackoffMax}
+	if spec.StopSignal != "SIGINT" || spec.Restart != want {
 		t.Errorf("specification %+v", spec)
 	}
 	if r, _, err := b.reality(1); err != nil || r.Restarts != 0 {
@@ -285,8 +292,9 @@ func TestRestartPolicies(t *testing.T) {
 	}
 }
 
-// A volume is made once and for ever; what else a stopped pod leaves goes after a while, and its tombstone at last.
-func TestVolumesStayAndTheRestGoes(t *testing.T) {
+// Volumes are never removed. A stopped pod's other directories are removed after KeepStopped, and its tombstone after
+// KeepTombstones.
+func TestOnlyVolumesOfAStoppedPodAreKept(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.cfg.KeepStopped, b.cfg.KeepTombstones, b.cfg.CollectEvery = 1, 1, b.cfg.BusyPoll
@@ -294,17 +302,17 @@ func TestVolumesStayAndTheRestGoes(t *testing.T) {
 	m := b.pod(`echo "$VERSION" >> "$VOLUME_MY_DATA/versions"; echo > "$POD_HOME/here"; exec sleep 1000`, "1")
 	m.Volumes = []manifest.Volume{{Name: "my-data"}}
 	first := b.upload(m)
-	b.tell(intent(0, first, pod.Running, 10))
+	b.write(intent(0, first, pod.Running, 10))
 	b.awaitReady(0, first, 10)
 	kept := b.inNode("volumes", "rc1.main.0", "my-data", "versions")
 	b.awaitText(kept, "1\n")
 	m.Launchables[0].Env["VERSION"] = "2"
 	second := b.upload(m)
-	b.tell(intent(0, second, pod.Running, 20))
+	b.write(intent(0, second, pod.Running, 20))
 	b.awaitReady(0, second, 20)
 	b.awaitText(kept, "1\n2\n")
 	pid := b.pid(0)
-	b.tell(intent(0, second, pod.Stopped, 30))
+	b.write(intent(0, second, pod.Stopped, 30))
 	b.awaitState(0, pod.StateStopped, 30, "")
 	for _, kind := range []string{"homes", "logs", "versions"} {
 		b.eventually(func() error {
@@ -314,10 +322,11 @@ func TestVolumesStayAndTheRestGoes(t *testing.T) {
 			return nil
 		})
 	}
-	if got := b.names("pods"); !slices.Equal(got, []string{"rc1.main.0.json", "rc1.main.0.json" + durable.SpareSuffix}) {
-		t.Errorf("records %v while an intent names the pod", got)
+	records := []string{"rc1.main.0.json", "rc1.main.0.json" + durable.SpareSuffix}
+	if got := b.names("pods"); !slices.Equal(got, records) {
+		t.Errorf("records %v while an intent names the pod, want %v", got, records)
 	}
-	b.forget(0)
+	b.deleteIntent(0)
 	b.awaitNoReality(0)
 	b.eventually(func() error {
 		if got := b.names("pods"); len(got) > 0 {
@@ -328,7 +337,7 @@ func TestVolumesStayAndTheRestGoes(t *testing.T) {
 	if got := b.text(kept); got != "1\n2\n" || syscall.Kill(pid, 0) == nil {
 		t.Errorf("volume %q", got)
 	}
-	b.tell(intent(0, second, pod.Running, 40))
+	b.write(intent(0, second, pod.Running, 40))
 	b.awaitReady(0, second, 40)
 	b.awaitText(kept, "1\n2\n2\n")
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
-// olderRuntime is a supervisor of before there were watchdogs, until it is renewed.
+// olderRuntime has no watchdogs until renewed is set.
 type olderRuntime struct {
 	runtime.Runtime
 	renewed, gone atomic.Bool
@@ -45,8 +45,9 @@ func (o *olderRuntime) Start(ctx context.Context, spec runtime.Spec) error {
 	return o.Runtime.Start(ctx, spec)
 }
 
-// A node says that it enforces stop_after while whatever runs there of such pods is stopped by its supervisor, and whatever starts next.
-func TestEnforcesStopAfter(t *testing.T) {
+// The node's record has EnforcesStopAfter only if the supervisor stops all processes of pods with stop_after, running
+// and later ones.
+func TestTheNodesRecordSaysWhetherStopAfterIsEnforced(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	older := &olderRuntime{Runtime: b.runtime}
@@ -59,8 +60,8 @@ func TestEnforcesStopAfter(t *testing.T) {
 	}
 	a := b.start()
 	digest, other := b.upload(b.stopsAfter(time.Hour)), b.upload(b.sleeper("1"))
-	enforces(false) // though nothing runs that it had to enforce
-	b.tell(intent(0, digest, pod.Running, 10), intent(1, other, pod.Running, 10))
+	enforces(false) // although no such pod runs
+	b.write(intent(0, digest, pod.Running, 10), intent(1, other, pod.Running, 10))
 	b.awaitReady(0, digest, 10)
 	b.awaitReady(1, other, 10)
 	enforces(false)
@@ -69,11 +70,11 @@ func TestEnforcesStopAfter(t *testing.T) {
 	older.renewed.Store(true)
 	a = b.start()
 	b.awaitServing()
-	b.tell(intent(2, digest, pod.Running, 10))
+	b.write(intent(2, digest, pod.Running, 10))
 	b.awaitReady(2, digest, 10)
-	enforces(false) // the first was started before
+	enforces(false) // the first pod was started before the supervisor was renewed
 	newer := b.upload(b.stopsAfter(2 * time.Hour))
-	b.tell(intent(0, newer, pod.Running, 20))
+	b.write(intent(0, newer, pod.Running, 20))
 	b.awaitReady(0, newer, 20)
 	enforces(true)
 	pid := b.pid(0)
@@ -83,7 +84,7 @@ func TestEnforcesStopAfter(t *testing.T) {
 	enforces(true)
 	b.mustKeepPID(0, pid)
 	older.gone.Store(true)
-	if err := unix.Kill(b.pid(1), unix.SIGKILL); err != nil { // so that it is asked again
+	if err := unix.Kill(b.pid(1), unix.SIGKILL); err != nil { // so that Watch returns to the preparer
 		t.Fatal(err)
 	}
 	enforces(false)
@@ -101,7 +102,7 @@ func TestEnforcesStopAfter(t *testing.T) {
 	}
 }
 
-// cutRun is a node whose preparer is a process, with a pod 0 that stops without Consul and a pod 1 that does not.
+// cutRun has its preparer in another process. Pod 0 has stop_after, and pod 1 does not.
 type cutRun struct {
 	*faultRun
 	proxy  *consultest.Proxy
@@ -122,14 +123,13 @@ func newCutRun(t *testing.T) *cutRun {
 	m.Disconnect = &manifest.Disconnect{StopAfter: &after}
 	c.digest, c.limit = c.upload(m), shortStop+manifest.StopMargin
 	c.begin(0)
-	c.tell(intent(0, c.digest, pod.Running, 10), intent(1, c.digests[0], pod.Running, 10))
+	c.write(intent(0, c.digest, pod.Running, 10), intent(1, c.digests[0], pod.Running, 10))
 	c.awaitReady(0, c.digest, 10)
 	c.awaitReady(1, c.digests[0], 10)
 	c.pids = [2]int{c.onePID(0), c.onePID(1)}
 	return c
 }
 
-// onePID is the pid of the first process of a pod that has two.
 func (c *cutRun) onePID(index int) int {
 	c.t.Helper()
 	procs := c.procs(index)
@@ -155,7 +155,6 @@ func (c *cutRun) signal(sig unix.Signal) {
 	}
 }
 
-// now is the machine's clock, which the note is by.
 func (c *cutRun) now() proc.Moment {
 	c.t.Helper()
 	now, err := proc.Now()
@@ -165,7 +164,7 @@ func (c *cutRun) now() proc.Moment {
 	return now
 }
 
-// mustBeDown waits until pod 0 does not run, which is so from the limit after the last note on, give or take what a busy machine needs.
+// mustBeDown waits until pod 0 has stopped: limit after the time in the contact note, or later on a busy machine.
 func (c *cutRun) mustBeDown() {
 	c.t.Helper()
 	note, err := proc.ReadNote(c.inNode("contact.json"), c.now())
@@ -188,12 +187,13 @@ func (c *cutRun) mustBeDown() {
 	}
 }
 
-// mustHold waits until a preparer that cannot reach Consul has said that it does not start pod 0.
+// mustHold waits until a preparer without Consul has logged that it does not start pod 0.
 func (c *cutRun) mustHold() {
 	c.t.Helper()
 	c.eventually(func() error {
 		for line := range strings.Lines(c.log.text()) {
-			if strings.Contains(line, "hold back without contact to Consul") && strings.Contains(line, identity(0).String()) {
+			if strings.Contains(line, "hold back without contact to Consul") &&
+				strings.Contains(line, identity(0).String()) {
 				return nil
 			}
 		}
@@ -206,8 +206,8 @@ func (c *cutRun) mustHold() {
 	}
 }
 
-// A preparer that is killed on a machine that is cut off stops nothing more; the supervisor does. Whoever comes next starts the pod once its
-// intent was read, and not without one.
+// Without Consul and preparer, the supervisor stops the pod with stop_after. The next preparer starts it only after it
+// has read its intent.
 func TestSupervisorStopsWithoutPreparer(t *testing.T) {
 	t.Parallel()
 	c := newCutRun(t)
@@ -216,14 +216,15 @@ func TestSupervisorStopsWithoutPreparer(t *testing.T) {
 	c.mustBeDown()
 	c.begin(0)
 	c.mustHold()
-	c.forget(0)
+	c.deleteIntent(0)
 	c.cutOff(false)
 	c.awaitState(0, pod.StatePending, 10, "orphaned")
-	c.tell(intent(0, c.digest, pod.Running, 10))
+	c.write(intent(0, c.digest, pod.Running, 10))
 	c.awaitReady(0, c.digest, 10)
 }
 
-// Likewise where it stands still; when it goes on, it does not believe what it was told before.
+// Without Consul and with a suspended preparer, the supervisor stops the pod with stop_after. The preparer then starts
+// it only after it has read its intent again.
 func TestSupervisorStopsBesideAPreparerThatStandsStill(t *testing.T) {
 	t.Parallel()
 	c := newCutRun(t)
@@ -236,7 +237,7 @@ func TestSupervisorStopsBesideAPreparerThatStandsStill(t *testing.T) {
 	c.awaitReady(0, c.digest, 10)
 }
 
-// A preparer that is back in time finds its pods as they were, whatever has become of the note.
+// A preparer that restarts before the limit keeps its pods running, even with a damaged contact note.
 func TestRestartInTimeStopsNothing(t *testing.T) {
 	t.Parallel()
 	c := newCutRun(t)
@@ -267,7 +268,7 @@ func TestRestartInTimeStopsNothing(t *testing.T) {
 	}
 }
 
-// A pod that is to stop is drained for as long as it asks for, be that longer than it may run without contact.
+// A pod with an accepted stop serves for its drain time, even if stop_after is shorter.
 func TestDrainOutlastsStopAfter(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -276,7 +277,7 @@ func TestDrainOutlastsStopAfter(t *testing.T) {
 	after, drain := field.Duration(time.Second), field.Duration(15*time.Second)
 	m.Disconnect, m.Service = &manifest.Disconnect{StopAfter: &after}, &manifest.Service{Drain: &drain}
 	in := intent(0, b.upload(m), pod.Running, 10)
-	b.tell(in)
+	b.write(in)
 	b.awaitReady(0, in.Digest, 10)
 	timeout := b.procs(0)[0].Spec.Watchdog.Timeout
 	if timeout >= time.Duration(drain) {
@@ -284,7 +285,7 @@ func TestDrainOutlastsStopAfter(t *testing.T) {
 	}
 	pid, began := b.pid(0), time.Now()
 	in.State, in.Revision = pod.Stopped, 20
-	b.tell(in)
+	b.write(in)
 	b.eventually(func() error {
 		if unix.Kill(pid, 0) == nil {
 			return fmt.Errorf("%d runs", pid)

@@ -1,6 +1,7 @@
 package preparer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// kit is what the work for pods is done with. Nothing in it knows the Preparer.
+// kit has the parts that workers, observer and collector share.
 type kit struct {
 	cfg       Config
 	log       obs.Logger
@@ -35,32 +36,35 @@ type kit struct {
 	agent     *register.Registrar
 	board     *report.Board
 	inUse     *portLook
-	ready     chan struct{} // closed when disk and runtime have both been read
-	prunable  wait.Signal   // other artifacts may be needed than before, or one could not be fetched
+	ready     chan struct{} // closed when both the disk and the runtime were read
+	prunable  wait.Signal   // raised when other artifacts may be needed, or an artifact could not be fetched
 }
 
 func (k *kit) podLog(id pod.Identity) obs.Logger { return k.log.WithField(obs.Pod, id.String()) }
 
-// connectivityOf is what decides whether a pod may run. The caller is in pods.do.
+// connectivityOf: call it only inside pods.do.
 func (k *kit) connectivityOf(e *entry, now proc.Moment) claim.Connectivity {
-	t := k.contact.Connectivity(now)
-	t.Agreed, t.Running, t.Lost, t.Waits = e.decided.verdict == Unchanged, anyAlive(e.procs), k.name.Lost(), e.rec.AwaitsIntent
-	t.Outdated = e.decided.outdated
-	if e.id.Local() { // its intent is on this node, and it runs on no other
-		t.Serving, t.Unread, t.Lost, t.Waits = true, 0, false, false
+	c := k.contact.Connectivity(now)
+	c.Agreed, c.Outdated = e.decided.verdict == Unchanged, e.decided.outdated
+	c.Running, c.Lost, c.Waits = anyAlive(e.procs), k.name.Lost(), e.rec.AwaitsIntent
+	if e.id.Local() { // the pod's intent is on this node's disk, and no other node can run the pod
+		c.Serving, c.Unread, c.Lost, c.Waits = true, 0, false, false
 	}
-	return t
+	return c
 }
 
-// worker brings one pod to what its record wants. A pod has at most one, and none while all is well.
+// worker reconciles one pod with its record. A pod has at most one worker, and none while there is nothing to do.
 type worker struct {
 	*kit
 
-	e      *entry
-	buried func() // is told that the stop of a pod is on the disk, so that an intent that is gone already means more
+	e *entry
+	// called when the stop is on the disk, because then the verdict on a missing intent changes
+	buried func()
+	// unstopped is why the last attempt to stop the pod failed. It stays in the report during the next attempt, which
+	// can take long.
+	unstopped string
 }
 
-// run reconciles the pod until there is nothing left to do.
 func (w *worker) run(ctx context.Context) {
 	pace := wait.NewPace(w.cfg.RetryMin, w.cfg.RetryMax)
 	key := "pod " + w.e.id.String()
@@ -74,13 +78,13 @@ func (w *worker) run(ctx context.Context) {
 			w.limiter.Over(key)
 			pace.Reset()
 			done := false
-			w.pods.do(func() { w.e.working, done = w.e.again, !w.e.again }) // unless something happened meanwhile
+			w.pods.do(func() { w.e.working, done = w.e.again, !w.e.again }) // if again is set, there is new work
 			if done {
 				return
 			}
 			continue
 		}
-		if !errors.Is(err, context.Canceled) { // an interrupted installation is no failure
+		if !errors.Is(err, context.Canceled) { // an interrupted installation has not failed
 			w.limiter.Report(key, "pod cannot be reconciled, trying again", err)
 		}
 		if woken, err := wait.PauseUnless(ctx, w.e.wake, pace.NextBackOff()); err != nil {
@@ -91,17 +95,17 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// reconcile brings the pod closer to what its record wants. It starts from the record and from what the runtime has, never
-// from what an earlier pass was about to do, so that it may be interrupted anywhere (P7).
+// reconcile makes the pod's processes match its record. Each call starts from the record and the runtime's processes,
+// and uses no plan of an earlier call. So it can be interrupted anywhere (P7).
 func (w *worker) reconcile(ctx context.Context) error {
 	rec, err := w.persist()
 	switch {
 	case rec.Intent.State != pod.Stopped:
-	case err != nil: // a disk that takes nothing keeps nothing running; the stop is confirmed once it is recorded
+	case err != nil: // the pod stops even if the disk fails; the stop is confirmed when it is on the disk
 		w.cannotSave(err)
 		procs, endErr := w.processes.Of(ctx, w.e.id)
 		runs := func(s runtime.Status) bool { return s.Phase != runtime.Stopped }
-		if endErr == nil && slices.ContainsFunc(procs, runs) { // once: hooks are not run again and again
+		if endErr == nil && slices.ContainsFunc(procs, runs) { // only while something runs, so that hooks run once
 			_, endErr = w.end(ctx, &rec)
 		}
 		return errors.Join(err, endErr)
@@ -112,12 +116,12 @@ func (w *worker) reconcile(ctx context.Context) error {
 	if rec.Installed != nil {
 		rec, procsErr = w.reconcileProcs(ctx, rec)
 	}
-	if err != nil { // a full disk keeps new intents out, not the pod down
+	if err != nil { // while the disk is full, the node accepts no intents, but the pod continues to run
 		w.cannotSave(err)
 		return errors.Join(err, procsErr)
 	}
 	if !rec.upToDate() {
-		// What keeps the old version from running must not keep the new one out.
+		// The new version is installed even if the old one does not run.
 		if rec, err = w.install(ctx, rec); err != nil {
 			return errors.Join(err, procsErr)
 		}
@@ -129,7 +133,7 @@ func (w *worker) reconcile(ctx context.Context) error {
 	if procsErr != nil {
 		return procsErr
 	}
-	// What runs is as asked for, except perhaps for its name: a newer intent for the same digest installs nothing.
+	// For a newer intent with the same digest nothing was installed, so its pod id was not checked yet.
 	if err := samePod(rec.Intent, rec.Installed.Decode()); err != nil {
 		w.failed(err.Error(), err)
 		return nil
@@ -138,8 +142,9 @@ func (w *worker) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// persist saves what was accepted and what a restart must know. Nothing is started or reported that is not saved: when it
-// fails, the record that it returns is the one on the disk. A stop is returned all the same.
+// persist saves the accepted intent and what the next preparer must know. If the save fails, it returns the record on
+// the disk, because a worker must not start or report what is not saved. There is one exception: an accepted stop is in
+// the returned record all the same.
 func (w *worker) persist() (Record, error) {
 	var want *pod.Intent
 	var saved Record
@@ -149,7 +154,7 @@ func (w *worker) persist() (Record, error) {
 		rec = rec.accept(*want)
 		defer w.During("writing the intent to the node's disk")()
 	}
-	if rec.UID == 0 && rec.Intent.State == pod.Running { // before the record that says so is saved
+	if rec.UID == 0 && rec.Intent.State == pod.Running { // before the save, because the record includes the number
 		rec.UID = w.node.Number(w.e.id, w.procs())
 	}
 	rec, err := w.save(rec)
@@ -166,9 +171,9 @@ func (w *worker) persist() (Record, error) {
 		switch {
 		case want == nil:
 		case rec.Intent.State == pod.Stopped:
-			w.pods.enter(w.e, ToldToStop)
+			w.pods.enter(w.e, StopAccepted)
 		default:
-			w.pods.enter(w.e, ToldToRun)
+			w.pods.enter(w.e, RunAccepted)
 		}
 	})
 	if rec.Intent.Standby != saved.Intent.Standby {
@@ -177,12 +182,11 @@ func (w *worker) persist() (Record, error) {
 	return rec, nil
 }
 
-// save makes a record durable, together with what others leave in the entry and at the agent, and then visible. A record
-// that is saved already costs nothing.
+// save adds the present state of readiness and services. It does not write an unchanged record.
 func (w *worker) save(rec Record) (Record, error) {
-	e, said, same := w.e, w.agent.Said(w.e.id), false
+	e, agent, same := w.e, w.agent.StateOf(w.e.id), false
 	w.pods.do(func() {
-		rec.Service, rec.Standby, rec.Ready, rec.Counting = said.Service, said.Standby, e.readiness.ready, e.counting
+		rec.Service, rec.Standby, rec.Ready, rec.Counting = agent.Service, agent.Standby, e.readiness.ready, e.counting
 		if rec.StoppedAt != nil {
 			rec.Service, rec.Standby, rec.Ready, rec.Counting = "", false, "", nil
 			e.served = false
@@ -200,27 +204,26 @@ func (w *worker) save(rec Record) (Record, error) {
 	w.cfg.Step("save done")
 	w.note(func() {
 		e.rec, e.unsaved = rec, false
-		said = w.agent.Said(e.id)
-		if rec.Service == said.Service && rec.Standby == said.Standby && rec.Counting == e.counting {
+		agent = w.agent.StateOf(e.id)
+		if rec.Service == agent.Service && rec.Standby == agent.Standby && rec.Counting == e.counting {
 			e.saveBy = time.Time{}
 		}
 	})
-	if said.Standby != rec.Intent.Standby {
-		w.agent.Wake.Raise() // the name that it is to leave waits for this
+	if agent.Standby != rec.Intent.Standby {
+		w.agent.Wake.Raise() // the registrar renames the service only after this save
 	}
 	w.prunable.Raise()
 	w.pods.record.Raise()
 	return rec, nil
 }
 
-// cannotSave says why an intent was not accepted.
 func (w *worker) cannotSave(err error) {
 	w.note(func() {
 		w.e.activity = activity{state: pod.StateFailed, message: "the node cannot write to its disk: " + err.Error()}
 	})
 }
 
-// note changes something that is observed.
+// note changes something that observe reads.
 func (w *worker) note(change func()) {
 	w.pods.do(func() {
 		change()
@@ -228,15 +231,13 @@ func (w *worker) note(change func()) {
 	})
 }
 
-// enter has the pod change its state.
 func (w *worker) enter(on Event) { w.pods.do(func() { w.pods.enter(w.e, on) }) }
 
-// At says in the pod's reality what is done for it. Once a newer intent is accepted, what is said about the earlier one is dropped.
+// At reports in the pod's reality what the worker does, unless a newer intent was accepted meanwhile.
 func (w *worker) At(state pod.State, message string) {
 	w.does(activity{state: state, message: message})
 }
 
-// failed says what keeps the worker from what it does.
 func (w *worker) failed(message string, err error) {
 	w.does(activity{state: pod.StateFailed, message: message, hopeless: install.Hopeless(err)})
 }
@@ -250,18 +251,17 @@ func (w *worker) does(next activity) {
 	})
 }
 
-// Failed logs what nothing depends on.
+// Failed logs an error after which the work continues.
 func (w *worker) Failed(message string, err error) {
 	w.podLog(w.e.id).WithField(obs.Error, err).Warn(message)
 }
 
-// tellAfter is how long something takes before a reality says that it is waited for: what is over sooner is no news.
-const tellAfter = time.Second
+const reportAfter = time.Second
 
-// During says in the pod's reality what its worker waits for, until over is called.
+// During reports in the pod's reality what the worker waits for, from reportAfter after the call until over is called.
 func (w *worker) During(doing string) (over func()) {
-	ended := false // guarded as the entry is
-	timer := time.AfterFunc(tellAfter, func() {
+	ended := false // guarded by pods.mu
+	timer := time.AfterFunc(reportAfter, func() {
 		w.pods.do(func() {
 			if !ended {
 				w.e.doing = doing
@@ -285,7 +285,7 @@ func (w *worker) procs() (procs []runtime.Status) {
 	return procs
 }
 
-// stop carries out an accepted stop. That nothing of the pod runs is durably recorded before it is reported (P5).
+// stop carries out an accepted stop. The tombstone is on the disk before the stop is reported (P5).
 func (w *worker) stop(ctx context.Context, rec Record) error {
 	procs, err := w.end(ctx, &rec)
 	if err != nil {
@@ -310,7 +310,6 @@ func (w *worker) stop(ctx context.Context, rec Record) error {
 	return errors.Join(w.processes.Remove(ctx, ids), w.clear(&rec))
 }
 
-// end ends what runs of the pod, and returns the processes of it that the runtime has.
 func (w *worker) end(ctx context.Context, rec *Record) ([]runtime.Status, error) {
 	procs, err := w.processes.Of(ctx, w.e.id)
 	if err != nil {
@@ -322,15 +321,16 @@ func (w *worker) end(ctx context.Context, rec *Record) ([]runtime.Status, error)
 	}
 	w.takeOut(ctx)
 	stop, stopped := stopIDs(*rec, procs)
-	w.At(pod.StateStopping, stopText(procs, stop))
+	w.At(pod.StateStopping, cmp.Or(w.unstopped, stopText(procs, stop)))
 	if err := w.halt(ctx, rec, procs, stop, stopped); err != nil {
-		w.At(pod.StateStopping, "not stopped yet: "+err.Error())
+		w.unstopped = "not stopped yet: " + err.Error()
+		w.At(pod.StateStopping, w.unstopped)
 		return nil, err
 	}
+	w.unstopped = ""
 	return procs, nil
 }
 
-// clear takes away what a stopped pod left on the disk, once it has been stopped for long enough. Volumes stay.
 func (w *worker) clear(rec *Record) error {
 	err, on := error(nil), Littered
 	if stoppedFor(rec, thisInstant()) >= w.cfg.KeepStopped {
@@ -342,21 +342,21 @@ func (w *worker) clear(rec *Record) error {
 	return err
 }
 
-// takeOut takes the pod's services away before its processes are stopped, and has it serve on for a while: whoever has just looked its
-// address up comes all the same.
+// takeOut deregisters the pod's services before its processes stop. Then it waits, because the pod still serves clients
+// that have just looked up its address.
 func (w *worker) takeOut(ctx context.Context) {
 	drain := w.withdraw(ctx)
 	if drain == 0 {
 		return
 	}
 	w.cfg.Step("drain")
-	if drain > tellAfter { // what all pods do is no news
+	if drain > reportAfter { // the usual drain is not worth a report
 		defer w.During("serving on after it was deregistered")()
 	}
-	_ = wait.Pause(ctx, drain) // whoever comes next sees that ctx has ended
+	_ = wait.Pause(ctx, drain) // if ctx has ended, the next step notices
 }
 
-// withdraw takes the pod's services away, and returns for how long it has clients yet.
+// withdraw returns how long clients can still connect to the pod.
 func (w *worker) withdraw(ctx context.Context) (drain time.Duration) {
 	var s register.Pod
 	w.pods.do(func() {
@@ -366,8 +366,8 @@ func (w *worker) withdraw(ctx context.Context) (drain time.Duration) {
 	return w.agent.Withdraw(ctx, &s)
 }
 
-// halt stops processes, with the hooks of the versions that they belong to around it. Those that are given besides have
-// stopped already; what follows a stop may not have been done for them. Hooks cannot keep anything from being stopped.
+// halt stops the processes in stop, with the hooks before and after. The processes in stopped have stopped already, but
+// perhaps their hooks did not run. A failed hook does not prevent the stop.
 func (w *worker) halt(ctx context.Context, rec *Record, procs []runtime.Status, stop, stopped []string) error {
 	for _, v := range w.versionsOf(rec, procs, stop) {
 		if err := v.PrepareStop(ctx, w); err != nil {
@@ -385,8 +385,8 @@ func (w *worker) halt(ctx context.Context, rec *Record, procs []runtime.Status, 
 	return nil
 }
 
-// stopAll stops processes, also those that have stopped: a command may still run beside one, and whatever was started in the pod is
-// gone before its stop is confirmed (P5).
+// stopAll also stops processes that have stopped already: a command may still run beside one, and a stop is confirmed
+// only when everything that was started in the pod is gone (P5).
 func (w *worker) stopAll(ctx context.Context, procs []runtime.Status, stop, stopped []string) error {
 	all := slices.Concat(stop, stopped)
 	if len(all) == 0 {
@@ -397,11 +397,13 @@ func (w *worker) stopAll(ctx context.Context, procs []runtime.Status, stop, stop
 	return w.processes.Stop(ctx, slices.Compact(all))
 }
 
-// versionsOf returns the versions that some of the processes belong to, as far as they are known, the newest first.
+// versionsOf returns the versions of the processes in some, the newest first, if their manifest is known.
 func (w *worker) versionsOf(rec *Record, procs []runtime.Status, some []string) []*install.Version {
 	var found []*install.Version
 	for _, in := range rec.versions() {
-		has := slices.ContainsFunc(procs, func(s runtime.Status) bool { return s.Spec.Revision == in.Revision && slices.Contains(some, s.Spec.ID) })
+		has := slices.ContainsFunc(procs, func(s runtime.Status) bool {
+			return s.Spec.Revision == in.Revision && slices.Contains(some, s.Spec.ID)
+		})
 		if v := w.version(rec, in); has && v != nil {
 			found = append(found, v)
 		}
@@ -409,12 +411,12 @@ func (w *worker) versionsOf(rec *Record, procs []runtime.Status, some []string) 
 	return found
 }
 
-// version returns a version that is in the pod's record, nil when its manifest is not known.
+// version returns nil if the manifest is not known.
 func (w *worker) version(rec *Record, in *install.Installed) *install.Version {
 	return w.node.Version(w.e.id, rec.UID, in)
 }
 
-// stopIDs returns the ids of all processes that the pod has or may have, and apart those that have stopped already.
+// stopIDs returns the processes that run or may run, and those that have stopped.
 func stopIDs(rec Record, procs []runtime.Status) (stop, stopped []string) {
 	for _, status := range procs {
 		if status.Phase == runtime.Stopped {
@@ -434,7 +436,6 @@ func stopIDs(rec Record, procs []runtime.Status) (stop, stopped []string) {
 	return slices.Compact(stop), stopped
 }
 
-// stopText says which of the processes are to stop, and how long they may take.
 func stopText(procs []runtime.Status, stop []string) string {
 	var names []string
 	for i := range procs {
@@ -448,7 +449,6 @@ func stopText(procs []runtime.Status, stop []string) string {
 	return "waiting for " + strings.Join(names, "; for ")
 }
 
-// The names of log fields that only preparers write.
 const (
 	fieldRevision  = "revision"
 	fieldDigest    = "digest"

@@ -8,17 +8,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Limits on records that no document names. Those of documents are beside Spec.
+// Limits of record fields that are not in documents.
 const (
-	// MaxPods is more than any controller has: replicas, surge, copies that stop, and pods that were found.
+	// MaxPods is more than a controller has, with surge, copies that stop and orphans.
 	MaxPods = 100 * MaxReplicas
-	// MaxGeneration is the highest generation, and number of a revision, that is believed: what follows from it still
-	// fits.
+	// MaxGeneration is the highest accepted generation and revision number. Numbers derived from it do not overflow.
 	MaxGeneration = pod.MaxReported
 )
 
-// Check reports why a stored record cannot be acted on: it lacks something, or a number is beyond what its document
-// allows. Unknown fields are fine: a newer version may have written it.
+// Check returns why a stored record cannot be used. Unknown fields are allowed: a newer version may have written them.
 func (r *RC) Check() error {
 	switch {
 	case r.ID == "":
@@ -42,7 +40,7 @@ func (r *RC) Check() error {
 	return errs.Err()
 }
 
-// Limits reports what in a document is beyond what a record may have.
+// Limits returns the values that exceed the limits of a record.
 func (s *Spec) Limits() field.Errors {
 	var errs field.Errors
 	validateCounts(&errs, s.ReplicaGroups)
@@ -50,7 +48,7 @@ func (s *Spec) Limits() field.Errors {
 	return errs
 }
 
-// CheckGroups reports why the counts of stored replica groups cannot be acted on.
+// CheckGroups returns why stored replica groups cannot be used.
 func CheckGroups(groups []ReplicaGroup) error {
 	seen := map[string]bool{}
 	for _, g := range groups {
@@ -69,7 +67,6 @@ func CheckGroups(groups []ReplicaGroup) error {
 	return errs.Err()
 }
 
-// checkCounters records what only rcfarm counts, and cannot have counted so far.
 func (r *RC) checkCounters(errs *field.Errors) {
 	field.CheckRange(errs, "generation", r.Generation, 0, MaxGeneration)
 	field.CheckRange(errs, "toggled", r.Toggled, 0, MaxGeneration)
@@ -87,11 +84,12 @@ func (r *RC) checkCounters(errs *field.Errors) {
 	}
 }
 
-// Check reports why a stored status cannot be relied on.
+// Check returns why a stored status cannot be used.
 func (s *Status) Check() error {
 	var errs field.Errors
 	for path, n := range map[string]int{
-		"desired": s.Desired, "placed": s.Placed, "available": s.Available, "stopping": s.Stopping, "lost": s.Lost, "unmanaged": s.Unmanaged,
+		"desired": s.Desired, "placed": s.Placed, "available": s.Available,
+		"stopping": s.Stopping, "lost": s.Lost, "unmanaged": s.Unmanaged,
 		"ghosts": s.Ghosts, "stopping_lost": s.StoppingLost, "unmanaged_available": s.UnmanagedAvailable,
 		"updated": s.Updated, "updated_available": s.UpdatedAvailable, "standing_by": s.StandingBy,
 	} {

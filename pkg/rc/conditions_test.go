@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Every type has one row in the table, which says all of it or nothing.
+// Every type has one row in the table, with all texts or none.
 func TestKinds(t *testing.T) {
 	source, err := os.ReadFile("conditions.go")
 	if err != nil {

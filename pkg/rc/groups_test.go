@@ -13,17 +13,18 @@ import (
 
 func grouped(t *testing.T, groups string) *rc.Spec {
 	t.Helper()
-	spec, err := rc.DecodeSpec([]byte(`{"name":"db","replica_groups":` + groups + `,"pod":{"version":1,"id":"db","launchables":[` +
-		`{"name":"server","artifact":{"kind":"exec","path":"/bin/db"},"env":{"LOG":"info","MODE":"none"},"resources":{"cpu":100}},` +
-		`{"name":"sidecar","artifact":{"kind":"exec","path":"/bin/side"}}]}}`))
+	spec, err := rc.DecodeSpec(
+		[]byte(`{"name":"db","replica_groups":` + groups + `,"pod":{"version":1,"id":"db","launchables":[` +
+			`{"name":"server","artifact":{"kind":"exec","path":"/bin/db"},"env":{"LOG":"info","MODE":"none"},"resources":{"cpu":100}},` +
+			`{"name":"sidecar","artifact":{"kind":"exec","path":"/bin/side"}}]}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return spec
 }
 
-// A group that differs has a manifest of its own: its env in every launchable, its command and resources in the first. The controller's
-// own stays as it is, and a group that says nothing has that one.
+// A group's manifest has its env in each launchable, and its command and resources in the first one. The controller's
+// own manifest does not change, and groups without differences have it.
 func TestManifestsOfGroups(t *testing.T) {
 	t.Parallel()
 	spec := grouped(t, `[{"role":"primary","count":1,"env":{"MODE":"primary"},"resources":{"cpu":200}},{"role":"read","count":4,"env":{"MODE":"read"}},
@@ -67,19 +68,31 @@ func TestManifestsOfGroups(t *testing.T) {
 	}
 }
 
-// A change of counts keeps what else groups say, and takes on nothing of others.
+// A change of counts takes only counts from the given groups.
 func TestCountsOfGroups(t *testing.T) {
 	t.Parallel()
 	var r rc.RC
 	spec := grouped(t, `[{"role":"a","count":1,"env":{"X":"1"},"resources":{"cpu":5}},{"role":"b","count":2}]`)
 	spec.Apply(&r, rc.Digests{Base: "d"})
 	three, zero := 3, 0
-	got := r.WithCounts([]rc.ReplicaGroup{{Role: "b", Count: &three, Env: map[string]string{"Y": "2"}}, {Role: "a", Count: &zero}, {Role: "c", Count: &three}})
-	want := []rc.ReplicaGroup{{Role: "b", Count: &three}, {Role: "a", Count: &zero, Env: map[string]string{"X": "1"}, Resources: &manifest.Resources{CPU: 5}}, {Role: "c", Count: &three}}
+	got := r.WithCounts([]rc.ReplicaGroup{
+		{Role: "b", Count: &three, Env: map[string]string{"Y": "2"}},
+		{Role: "a", Count: &zero},
+		{Role: "c", Count: &three},
+	})
+	want := []rc.ReplicaGroup{
+		{Role: "b", Count: &three},
+		{
+			Role: "a", Count: &zero, Env: map[string]string{"X": "1"},
+			Resources: &manifest.Resources{CPU: 5},
+		},
+		{Role: "c", Count: &three},
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if counts := rc.Counts(r.ReplicaGroups); counts[0].Env != nil || counts[0].Resources != nil || *counts[1].Count != 2 || r.CountOf("b") != 2 || r.CountOf("x") != 0 {
+	if counts := rc.Counts(r.ReplicaGroups); counts[0].Env != nil || counts[0].Resources != nil ||
+		*counts[1].Count != 2 || r.CountOf("b") != 2 || r.CountOf("x") != 0 {
 		t.Errorf("%+v", counts)
 	}
 	if roles := []string{got[0].Role, got[1].Role, got[2].Role}; !slices.Equal(roles, []string{"b", "a", "c"}) {

@@ -6,26 +6,25 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Mode says what decides how many pods there are.
+// Mode is what decides how many pods there are.
 type Mode string
 
 // The modes.
 const (
-	Replicas Mode = "replicas"  // the numbers of the groups; the default
-	EachNode Mode = "each-node" // the nodes that match: one pod on each, present and future (ADR 24)
+	Replicas Mode = "replicas"  // the counts of the groups; the default
+	EachNode Mode = "each-node" // one pod on each matching node, present and future (ADR 24)
 )
 
-// EachNode reports whether there is one pod on every matching node. Such a record has no replica groups: who counts its pods counts nodes.
+// EachNode reports whether each matching node has one pod. Such a record has no replica groups.
 func (r *RC) EachNode() bool { return r.Mode == EachNode }
 
-// CountedBy returns the record with so many replicas in its one group, for those who decide by counts. It is not to be stored.
+// CountedBy returns the record with one group of as many replicas as nodes, for decisions. It must not be stored.
 func (r *RC) CountedBy(nodes int) RC {
 	counted := *r
 	counted.ReplicaGroups = []ReplicaGroup{{Role: DefaultRole, Count: &nodes}}
 	return counted
 }
 
-// validateMode refuses what has no meaning where the nodes say how many pods there are, and where.
 func (s *Spec) validateMode(errs *field.Errors) {
 	if s.Mode != "" {
 		field.CheckOneOf(errs, "mode", s.Mode, Replicas, EachNode)
@@ -44,7 +43,8 @@ func (s *Spec) validateMode(errs *field.Errors) {
 	if s.Replicas != nil {
 		errs.Add("replicas", *s.Replicas, allowed+counts)
 	}
-	refuse(len(s.ReplicaGroups) > 0, "replica_groups", field.Text(fmt.Sprintf("%d groups", len(s.ReplicaGroups))), counts)
+	refuse(len(s.ReplicaGroups) > 0, "replica_groups",
+		field.Text(fmt.Sprintf("%d groups", len(s.ReplicaGroups))), counts)
 	refuse(s.MaxPerNode != 0, "max_per_node", s.MaxPerNode, counts)
 	refuse(!s.Spread.IsZero(), "spread", s.Spread.Label, counts)
 	refuse(len(s.Affinity) > 0, "affinity", field.Text("a list"), counts)

@@ -12,30 +12,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Spread says over the values of which node label pods are spread, and whether that is held (ADR 24). As JSON it is the label alone where nothing
-// else is said, as it always was.
+// Spread is the node label over whose values pods are spread (ADR 24).
 type Spread struct {
 	Label string `json:"label"`
 	Skew  int    `json:"skew,omitempty" feature:"placing"` // zero: DefaultSkew
 	When  When   `json:"when,omitempty" feature:"placing"` // empty: Prefer
 }
 
-// When says how strict something is.
+// When is how strict something is.
 type When string
 
-// How strict.
+// The values of When.
 const (
-	Prefer  When = "prefer"  // the best of what there is
-	Require When = "require" // or nothing
+	Prefer  When = "prefer"  // as far as possible
+	Require When = "require" // no placement without it
 )
 
-// DefaultSkew is how many pods a group may have more than the group with the fewest, where a document does not say.
+// DefaultSkew is how many more pods one value of the label may have than the value with the fewest.
 const DefaultSkew = 1
 
-// IsZero reports whether pods are spread over no label.
+// IsZero reports whether there is no spread.
 func (s Spread) IsZero() bool { return s == Spread{} }
 
-// Held returns the skew that no placement may exceed; zero: there is none.
+// Held returns the skew that no placement may exceed; zero: none.
 func (s Spread) Held() int {
 	switch {
 	case s.When != Require:
@@ -55,7 +54,7 @@ func (s Spread) String() string {
 	return s.Label
 }
 
-// MarshalJSON writes the label alone where nothing else is said: programs before the other fields read that.
+// MarshalJSON writes a lone label as text, because earlier versions read only that.
 func (s Spread) MarshalJSON() ([]byte, error) {
 	if s.Skew == 0 && s.When == "" {
 		return json.Marshal(s.Label)
@@ -64,14 +63,17 @@ func (s Spread) MarshalJSON() ([]byte, error) {
 	return json.Marshal(plain(s))
 }
 
-// UnmarshalJSON reads either form.
+// UnmarshalJSON reads a label or a map.
 func (s *Spread) UnmarshalJSON(data []byte) error {
 	if !bytes.HasPrefix(data, []byte("{")) {
 		var label string
 		if err := json.Unmarshal(data, &label); err != nil {
 			var value any
-			_ = json.Unmarshal(data, &value) // it is JSON
-			return &field.Error{Value: field.KindOf(value), Allowed: "the key of a node label, or a map with the fields label, skew, when"}
+			_ = json.Unmarshal(data, &value) // cannot fail: it is JSON
+			return &field.Error{
+				Value:   field.KindOf(value),
+				Allowed: "the key of a node label, or a map with the fields label, skew, when",
+			}
 		}
 		*s = Spread{Label: label}
 		return nil
@@ -87,19 +89,19 @@ func (s *Spread) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// Preference is a weighted wish: nodes that the selector matches come before others (ADR 24).
+// Preference is a weighted preference for the nodes that the selector matches (ADR 24).
 type Preference struct {
 	Selector string `json:"selector"`
 	Weight   int    `json:"weight"` // 1 to MaxWeight
 }
 
-// Placing says which of equally good nodes comes first.
+// Placing orders equally good nodes.
 type Placing string
 
-// How pods are placed.
+// The values of Placing.
 const (
-	PlaceSpread Placing = "spread" // on the nodes that have least; the default
-	PlacePack   Placing = "pack"   // on those that have most
+	PlaceSpread Placing = "spread" // the nodes with the least used; the default
+	PlacePack   Placing = "pack"   // the nodes with the most used
 )
 
 // Limits on preferences.
@@ -108,46 +110,45 @@ const (
 	MaxWeight      = 100
 )
 
-// Wishes are where the pods of a role should be.
-type Wishes struct {
+// Preferences are the preferences for a role.
+type Preferences struct {
 	Spread   Spread
 	Affinity []Preference
 	Placing  Placing // empty: PlaceSpread
-	// Alone is the role whose pods alone are counted for Spread, because its group says how they are spread; empty: all of the controller's.
+	// Alone is the only role that is counted for Spread, because its group has its own spread; empty: all roles.
 	Alone string
 }
 
-// Count reports whether pods of a role are counted for Spread.
-func (w *Wishes) Count(role string) bool { return w.Alone == "" || w.Alone == role }
+// Count reports whether a role is counted for Spread.
+func (w *Preferences) Count(role string) bool { return w.Alone == "" || w.Alone == role }
 
-// Wishes reports whether the group says by itself where its pods should be.
-func (g *ReplicaGroup) Wishes() bool {
-	return !g.Spread.IsZero() || len(g.Affinity) > 0 || g.Placing != ""
+// HasPreferences reports whether the group has its own placement preferences.
+func (r *ReplicaGroup) HasPreferences() bool {
+	return !r.Spread.IsZero() || len(r.Affinity) > 0 || r.Placing != ""
 }
 
-// HasWishes reports whether the group of a role says by itself where its pods should be.
-func (r *RC) HasWishes(role string) bool {
+// HasPreferences reports whether the role's group has its own preferences.
+func (r *RC) HasPreferences(role string) bool {
 	g := r.group(role)
-	return g != nil && g.Wishes()
+	return g != nil && g.HasPreferences()
 }
 
-// AnyWishes reports whether some group does.
-func (r *RC) AnyWishes() bool {
-	return slices.ContainsFunc(r.ReplicaGroups, func(g ReplicaGroup) bool { return g.Wishes() })
+// AnyPreferences reports whether any group has its own preferences.
+func (r *RC) AnyPreferences() bool {
+	return slices.ContainsFunc(r.ReplicaGroups, func(g ReplicaGroup) bool { return g.HasPreferences() })
 }
 
 func (r *RC) group(role string) *ReplicaGroup {
 	return field.Find(r.ReplicaGroups, func(g *ReplicaGroup) bool { return g.Role == role })
 }
 
-// WishesOf returns where pods of a role should be: as the controller says, and in place of that as its group does. A role without a group
-// has the controller's.
-func (r *RC) WishesOf(role string) Wishes {
-	return WishesFor(Wishes{Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing}, r.group(role))
+// PreferencesOf returns the preferences for a role: each one that its group has replaces the controller's.
+func (r *RC) PreferencesOf(role string) Preferences {
+	return PreferencesFor(Preferences{Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing}, r.group(role))
 }
 
-// WishesFor returns the wishes of all with those of a group in their place; nil: no group.
-func WishesFor(all Wishes, g *ReplicaGroup) Wishes {
+// PreferencesFor replaces preferences in all with the group's own. g may be nil.
+func PreferencesFor(all Preferences, g *ReplicaGroup) Preferences {
 	w := all
 	if g != nil && !g.Spread.IsZero() {
 		w.Spread, w.Alone = g.Spread, g.Role
@@ -165,7 +166,8 @@ func WishesFor(all Wishes, g *ReplicaGroup) Wishes {
 }
 
 func validateSpread(errs *field.Errors, path string, spread Spread) {
-	const allowed = "the key of a node label in Kubernetes' syntax, such as rack or example.org/rack: an optional DNS prefix and '/', " +
+	const allowed = "the key of a node label in Kubernetes' syntax, such as rack or example.org/rack: an optional " +
+		"DNS prefix and '/', " +
 		"then up to 63 letters, digits, '-', '_' and '.', starting and ending with a letter or digit"
 	if spread.IsZero() {
 		return
@@ -178,20 +180,21 @@ func validateSpread(errs *field.Errors, path string, spread Spread) {
 		errs.Add(label, spread.Label, allowed)
 	}
 	if spread.Skew < 0 || spread.Skew > MaxReplicas {
-		errs.Add(path+".skew", spread.Skew, fmt.Sprintf("a whole number from 1 to %d; 0 means %d", MaxReplicas, DefaultSkew))
+		errs.Add(path+".skew", spread.Skew,
+			fmt.Sprintf("a whole number from 1 to %d; 0 means %d", MaxReplicas, DefaultSkew))
 	}
 	if spread.When != "" {
 		field.CheckOneOf(errs, path+".when", spread.When, Prefer, Require)
 	}
 }
 
-// validateRanking checks what ranks nodes, with paths below a prefix.
 func validateRanking(errs *field.Errors, prefix string, affinity []Preference, placing Placing) {
 	if placing != "" {
 		field.CheckOneOf(errs, prefix+"placing", placing, PlaceSpread, PlacePack)
 	}
 	if len(affinity) > MaxPreferences {
-		errs.Add(prefix+"affinity", field.Text(fmt.Sprintf("%d preferences", len(affinity))), fmt.Sprintf("at most %d preferences", MaxPreferences))
+		errs.Add(prefix+"affinity", field.Text(fmt.Sprintf("%d preferences", len(affinity))),
+			fmt.Sprintf("at most %d preferences", MaxPreferences))
 		return
 	}
 	for i, p := range affinity {

@@ -1,5 +1,4 @@
-// Package rc holds the replication controller: the record that says how many replicas of which manifest run on which
-// nodes, the document that users write, and the status that the owner farm reports.
+// Package rc has the replication controller: its record, the document of users, and the status that the owner reports.
 package rc
 
 import (
@@ -12,24 +11,23 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Strategy says what happens to a pod whose node stops matching the selector.
+// Strategy is whether a pod is moved off a node that it must leave, or whose machine is lost.
 type Strategy string
 
-// The allocation strategies.
+// The strategies.
 const (
-	Dynamic Strategy = "dynamic" // it may be moved
-	Static  Strategy = "static"  // it stays where it is
+	Dynamic Strategy = "dynamic" // it is moved
+	Static  Strategy = "static"  // it is not moved
 )
 
-// DefaultRole is the role of a controller's replicas when its document gives only a count.
+// DefaultRole is the role of a document that gives only a count.
 const DefaultRole = "main"
 
-// Defaults for fields that a document leaves out.
+// Defaults.
 const (
-	DefaultNodeLossAfter  = 30 * time.Second
-	DefaultUnmanagedAfter = 10 * time.Minute
-	DefaultMaxSurge       = 1
-	// DefaultProgressDeadline is also what a length of zero stands for in a stored record.
+	DefaultNodeLossAfter    = 30 * time.Second
+	DefaultUnmanagedAfter   = 10 * time.Minute
+	DefaultMaxSurge         = 1
 	DefaultProgressDeadline = 2 * time.Minute
 )
 
@@ -39,65 +37,68 @@ type RC struct {
 	Name           string            `json:"name"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	ManifestDigest string            `json:"manifest"`
-	NodeSelector   string            `json:"node_selector"`                      // Kubernetes label selector; empty selects every node
+	NodeSelector   string            `json:"node_selector"`
 	Mode           Mode              `json:"mode,omitempty" feature:"each-node"` // empty: Replicas
 	PodLabels      map[string]string `json:"pod_labels,omitempty"`
-	GroupManifests map[string]string `json:"group_manifests,omitempty" feature:"group-manifests"` // digests by role, of the groups whose manifest is another
-	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`                                      // none with EachNode
-	MaxPerNode     int               `json:"max_per_node,omitempty"`                              // zero: no limit
-	Spread         Spread            `json:"spread,omitzero"`                                     // over the values of a node label; zero: nodes count alone
-	Affinity       []Preference      `json:"affinity,omitempty" feature:"placing"`                // which nodes come first
-	Placing        Placing           `json:"placing,omitempty" feature:"placing"`                 // empty: PlaceSpread
-	MinAvailable   *int              `json:"min_available,omitempty"`                             // nil: MinimumAvailable
-	MaxSurge       *int              `json:"max_surge,omitempty"`                                 // nil: DefaultMaxSurge
-	NodeLoss       NodeLoss          `json:"node_loss,omitzero"`
-	// ProgressDeadline is how long a pod that is upgraded or moved may take to become available; nil: DefaultProgressDeadline.
+	GroupManifests map[string]string `json:"group_manifests,omitempty" feature:"group-manifests"`
+	ReplicaGroups  []ReplicaGroup    `json:"replica_groups"`         // none with EachNode
+	MaxPerNode     int               `json:"max_per_node,omitempty"` // zero: no limit
+	// Spread is over a node label; zero: over nodes only.
+	Spread   Spread       `json:"spread,omitzero"`
+	Affinity []Preference `json:"affinity,omitempty" feature:"placing"`
+	Placing  Placing      `json:"placing,omitempty" feature:"placing"` // empty: PlaceSpread
+	// See MinimumAvailable.
+	MinAvailable *int `json:"min_available,omitempty"`
+	// See Surge.
+	MaxSurge *int     `json:"max_surge,omitempty"`
+	NodeLoss NodeLoss `json:"node_loss,omitzero"`
+	// See Deadline.
 	ProgressDeadline *field.Duration `json:"progress_deadline,omitempty"`
 	Strategy         Strategy        `json:"strategy"`
 	Disabled         bool            `json:"disabled,omitempty"`
 	DeletedAt        *time.Time      `json:"deleted_at,omitempty"` // deletion mark
 	Generation       int64           `json:"generation"`           // grows with every change of the record
-	Toggled          int64           `json:"toggled,omitempty"`    // how many of these changes only disabled or enabled it; counts stayed as they were
-	ChangedBy        string          `json:"changed_by"`
-	AllowMassStop    int64           `json:"allow_mass_stop,omitempty"` // the generation that the breaker lets pass
-	Service          *Service        `json:"service,omitempty"`         // nil: the controller is no revision of a service
-	InPlace          *InPlace        `json:"in_place,omitempty"`        // nil: every pod gets what its role asks for
-	// MadeIn is the epoch in which the controller was made, as the store says. Empty: it is not known, and the controller counts as older than
-	// the present one.
+	// Toggled is how many changes only disabled or enabled the controller.
+	Toggled       int64  `json:"toggled,omitempty"`
+	ChangedBy     string `json:"changed_by"`
+	AllowMassStop int64  `json:"allow_mass_stop,omitempty"` // the generation whose stops the breaker ignores
+	// Service is nil for a controller without a service.
+	Service *Service `json:"service,omitempty"`
+	InPlace *InPlace `json:"in_place,omitempty"` // nil: every pod gets its role's manifest
+	// MadeIn is the epoch of the controller's creation, set by the store. Empty: assumed to be an earlier epoch.
 	MadeIn string `json:"made_in,omitempty" feature:"ordered"`
 }
 
-// MadeInEpoch reports whether the controller was made in an epoch of the cluster.
+// MadeInEpoch is false if MadeIn is empty.
 func (r *RC) MadeInEpoch(epoch string) bool { return r.MadeIn != "" && r.MadeIn == epoch }
 
 // Service makes a controller a revision of a service (ADR 16).
 type Service struct {
 	Name     string `json:"name"`
 	Revision int64  `json:"revision"` // from 1
-	// Min and Max count over all revisions that have a record, while there are several: Min available pods are left
-	// (P6), and there are no more than Max, those that stop included. Of several revisions the stricter one holds;
-	// those that are deleted have no say. While no rollout is in charge they follow the counts: Min is no more than what
-	// the revisions that do not stand by ask for together, and Max no less than what all of them do.
+	// Min is how many pods of all revisions together must stay available (P6). Max is how many they may have, including
+	// pods that stop. The strictest value of the revisions that are not deleted applies.
 	Min int `json:"min,omitempty"`
 	Max int `json:"max,omitempty"`
-	// Standby keeps the pods out of their service's name; they count for no minimum.
+	// Standby: its pods are not registered under the service's name, and are not available for the minimum.
 	Standby bool `json:"standby,omitempty"`
 }
 
-// InPlace limits an upgrade in place: of the roles that it counts at most Limit pods run the manifest that their role has, the others what
-// they have. Pods beyond the limit get the former one again, unless there is none or it is the same. Pods of other roles have no limit.
+// InPlace limits an upgrade in place. Of the Roles' pods, at most Limit get their role's manifest, and the others keep
+// theirs. If more pods have their role's manifest, the surplus gets the former one again, if it is known and differs.
 type InPlace struct {
-	From       string            `json:"from,omitempty"`                                  // digest of the controller's former manifest
-	FromGroups map[string]string `json:"from_groups,omitempty" feature:"group-manifests"` // those of groups that had another, by role
-	Roles      []string          `json:"roles,omitempty" feature:"group-manifests"`       // those that the limit counts, for their manifest changes; none: all
-	Limit      int               `json:"limit"`
-	// Keep is there while a change of mode goes in stages (ADR 16): the limit counts the pods that are where the mode asks
-	// for them, no pod comes beyond it, and so many pods beyond those that the controller asks for stay. nil: none of
-	// that.
+	// From and FromGroups are the former digests.
+	From       string            `json:"from,omitempty"`
+	FromGroups map[string]string `json:"from_groups,omitempty" feature:"group-manifests"`
+	// Roles are the roles to which Limit applies; none: all.
+	Roles []string `json:"roles,omitempty" feature:"group-manifests"`
+	Limit int      `json:"limit"`
+	// Keep is set while a change of mode goes in stages (ADR 16). Then Limit applies to the pods that are where the new
+	// mode wants them, and no pod is added beyond Limit. Keep is how many pods beyond the controller's count are kept.
 	Keep *int `json:"keep,omitempty" feature:"mode-stages"`
 }
 
-// InStages reports whether a change of mode goes in stages.
+// InStages reports whether Keep is set.
 func (r *RC) InStages() bool { return r.InPlace != nil && r.InPlace.Keep != nil }
 
 // ReplacesLost reports whether pods of a lost node are placed elsewhere.
@@ -105,17 +106,17 @@ func (r *RC) ReplacesLost() bool {
 	return r.NodeLoss.Action != "keep" && r.Strategy != Static && !r.EachNode()
 }
 
-// NodeLoss says when the pods of a lost node are replaced.
+// NodeLoss is when the pods of a lost node are replaced.
 type NodeLoss struct {
 	Action         string          `json:"action,omitempty"`          // replace (default) or keep
 	After          *field.Duration `json:"after,omitempty"`           // node gone
 	UnmanagedAfter *field.Duration `json:"unmanaged_after,omitempty"` // preparer gone, agent alive
 }
 
-// Desired returns how many replicas the controller asks for in all.
+// Desired returns the sum of the counts.
 func (r *RC) Desired() int { return Total(r.ReplicaGroups) }
 
-// Total returns how many replicas groups have together.
+// Total returns the sum of the counts.
 func Total(groups []ReplicaGroup) int {
 	n := 0
 	for _, g := range groups {
@@ -126,7 +127,7 @@ func Total(groups []ReplicaGroup) int {
 	return n
 }
 
-// Asks returns how many replicas there shall be: none of a controller that is deleted.
+// Asks is Desired, or 0 if the controller is deleted.
 func (r *RC) Asks() int {
 	if r.DeletedAt != nil {
 		return 0
@@ -134,8 +135,8 @@ func (r *RC) Asks() int {
 	return r.Desired()
 }
 
-// MinimumAvailable returns how many available pods the farm's own actions must leave (P6). A minimum above the desired
-// number follows it down; else nothing could ever be scaled below the minimum that a document names.
+// MinimumAvailable is how many available pods the farm's own actions must keep (P6). It is at most Desired, because
+// otherwise a controller could not be scaled below its minimum.
 func (r *RC) MinimumAvailable() int {
 	if r.MinAvailable != nil {
 		return min(*r.MinAvailable, r.Desired())
@@ -143,10 +144,10 @@ func (r *RC) MinimumAvailable() int {
 	return max(0, r.Desired()-1)
 }
 
-// Surge returns how many pods above the desired number may exist while pods are moved.
+// Surge is how many pods beyond desired may exist during moves.
 func (r *RC) Surge() int {
 	switch {
-	case r.EachNode(): // none is moved
+	case r.EachNode(): // its pods are not moved
 		return 0
 	case r.MaxSurge != nil:
 		return *r.MaxSurge
@@ -155,7 +156,7 @@ func (r *RC) Surge() int {
 	}
 }
 
-// Deadline returns how long a pod that is upgraded or moved may take to become available.
+// Deadline is how long a pod that is upgraded or moved may take to become available.
 func (r *RC) Deadline() time.Duration {
 	if d := r.ProgressDeadline.Or(DefaultProgressDeadline); d > 0 {
 		return d
@@ -163,17 +164,15 @@ func (r *RC) Deadline() time.Duration {
 	return DefaultProgressDeadline
 }
 
-// Moves that do not get anywhere.
 const (
-	// MaxTries is on how many nodes a pod is tried within the time for which they are avoided.
+	// MaxTries is how many nodes a pod is tried on. Then it waits until one of them is not avoided any more.
 	MaxTries = 3
-	// avoidDeadlines is for how many deadlines a node is avoided.
+	// avoidDeadlines is for how many of RC.Deadline a node is avoided.
 	avoidDeadlines = 10
 )
 
-// Avoided returns the nodes that a pod is not moved to, because it did not become available there when it was: not for ten
-// deadlines, unless the controller is changed meanwhile; or the pod's manifest is, where the pod was placed there
-// first.
+// Avoided returns the nodes to which a pod is not moved, because it did not become available there. A change of the
+// controller ends that. For the node of the first placement, only a change of the pod's digest ends it.
 func (r *RC) Avoided(p *pod.Placement, now time.Time) []pod.Avoided {
 	var counting []pod.Avoided
 	for _, a := range p.Avoid {
@@ -188,7 +187,7 @@ func (r *RC) Avoided(p *pod.Placement, now time.Time) []pod.Avoided {
 	return counting
 }
 
-// AvoidedUntil returns when a node is not avoided any more.
+// AvoidedUntil returns when avoiding a node ends.
 func (r *RC) AvoidedUntil(a pod.Avoided) time.Time { return a.Since.Add(avoidDeadlines * r.Deadline()) }
 
 // Selector parses the node selector.
@@ -203,8 +202,8 @@ func ParseSelector(text string) (labels.Selector, error) {
 	return sel, nil
 }
 
-// PodLabelSet returns the labels of a pod of the controller: the manifest's, the controller's on top, the pod's own on
-// top of both, then those that every pod carries.
+// PodLabelSet merges a pod's labels. Later ones win: the manifest's, the controller's, the pod's own, then the two
+// labels that every pod has.
 func (r *RC) PodLabelSet(podID string, manifestLabels, own map[string]string) map[string]string {
 	set := field.Merge(manifestLabels, r.PodLabels, own)
 	set[pod.RCIDLabel], set[pod.PodIDLabel] = r.ID, podID

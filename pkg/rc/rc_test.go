@@ -26,7 +26,10 @@ func record() rc.RC {
 		PodLabels:     map[string]string{"app": "web"},
 		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: ptr(3)}, {Role: "spare", Count: ptr(0)}},
 		MaxPerNode:    2, Spread: rc.Spread{Label: "example.org/rack"}, MinAvailable: ptr(0), MaxSurge: ptr(2),
-		NodeLoss: rc.NodeLoss{Action: "keep", After: ptr(field.Duration(30 * time.Second)), UnmanagedAfter: ptr(field.Duration(0))},
+		NodeLoss: rc.NodeLoss{
+			Action: "keep", After: ptr(field.Duration(30 * time.Second)),
+			UnmanagedAfter: ptr(field.Duration(0)),
+		},
 		Strategy: rc.Static, Disabled: true, DeletedAt: ptr(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
 		Generation: 7, ChangedBy: "ann@host", AllowMassStop: 7,
 		Service: &rc.Service{Name: "web", Revision: 2, Min: 3, Max: 4, Standby: true},
@@ -83,7 +86,7 @@ const golden = `{
   }
 }`
 
-// Records outlive the program that wrote them: a change here is a change of the format.
+// Other versions read these records. If this test must change, the format has changed.
 func TestRecordFormat(t *testing.T) {
 	got, err := json.MarshalIndent(record(), "", "  ")
 	if err != nil {
@@ -100,7 +103,13 @@ func TestRecordFormat(t *testing.T) {
 		t.Error(diff)
 	}
 	least := `{"id":"x","name":"web","manifest":"d","node_selector":"","replica_groups":[{"role":"main","count":0}],"strategy":"dynamic","generation":1,"changed_by":"a"}`
-	small := rc.RC{ID: "x", Name: "web", ManifestDigest: "d", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: ptr(0)}}, Strategy: rc.Dynamic, Generation: 1, ChangedBy: "a"}
+	small := rc.RC{
+		ID: "x", Name: "web", ManifestDigest: "d",
+		ReplicaGroups: []rc.ReplicaGroup{{
+			Role:  "main",
+			Count: ptr(0),
+		}}, Strategy: rc.Dynamic, Generation: 1, ChangedBy: "a",
+	}
 	if got, err := json.Marshal(small); err != nil || string(got) != least {
 		t.Errorf("got %s, %v", got, err)
 	}
@@ -111,32 +120,102 @@ func TestCheck(t *testing.T) {
 		name, text, want string
 	}{
 		{"good", golden, ""},
-		{"written by a newer version", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":1,"more":1}],"new":{}}`, ""},
+		{
+			"written by a newer version",
+			`{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":1,"more":1}],"new":{}}`, "",
+		},
 		{"no id", `{"manifest":"d","replica_groups":[{"role":"m","count":1}]}`, "no id"},
 		{"no manifest", `{"id":"a","replica_groups":[{"role":"m","count":1}]}`, "names no manifest"},
 		{"no groups", `{"id":"a","manifest":"d"}`, "no replica group"},
 		{"no count", `{"id":"a","manifest":"d","replica_groups":[{"role":"m"}]}`, `no count for role "m"`},
-		{"null count", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":null}]}`, `no count for role "m"`},
-		{"negative count", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":-1}]}`, `count -1 for role "m"`},
+		{
+			"null count", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":null}]}`,
+			`no count for role "m"`,
+		},
+		{
+			"negative count", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":-1}]}`,
+			`count -1 for role "m"`,
+		},
 		{"no role", `{"id":"a","manifest":"d","replica_groups":[{"count":1}]}`, `empty or repeated role ""`},
-		{"role twice", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":1},{"role":"m","count":1}]}`, `empty or repeated role "m"`},
-		{"selector", `{"id":"a","manifest":"d","node_selector":"a in","replica_groups":[{"role":"m","count":1}]}`, `parse selector "a in"`},
+		{
+			"role twice", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":1},{"role":"m","count":1}]}`,
+			`empty or repeated role "m"`,
+		},
+		{
+			"selector", `{"id":"a","manifest":"d","node_selector":"a in","replica_groups":[{"role":"m","count":1}]}`,
+			`parse selector "a in"`,
+		},
 		{"empty object", `{}`, "no id"},
-		{"count beyond the document's", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":4000000}]}`, "replica_groups[0].count: 4000000 is not valid; allowed: a whole number from 0 to 10000"},
-		{"counts together", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":10000},{"role":"n","count":1}]}`, "10001 replicas in all"},
-		{"max_surge", `{"id":"a","manifest":"d","max_surge":9223372036854775807,"replica_groups":[{"role":"m","count":1}]}`, "max_surge: 9223372036854775807"},
-		{"max_surge below zero", `{"id":"a","manifest":"d","max_surge":-1,"replica_groups":[{"role":"m","count":1}]}`, "max_surge: -1"},
-		{"min_available", `{"id":"a","manifest":"d","min_available":10001,"replica_groups":[{"role":"m","count":1}]}`, "min_available: 10001"},
-		{"max_per_node", `{"id":"a","manifest":"d","max_per_node":-1,"replica_groups":[{"role":"m","count":1}]}`, "max_per_node: -1"},
-		{"skew", `{"id":"a","manifest":"d","spread":{"label":"r","skew":10001},"replica_groups":[{"role":"m","count":1}]}`, "spread.skew: 10001"},
-		{"skew of a group", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":1,"spread":{"label":"r","skew":-1}}]}`, "replica_groups[0].spread.skew: -1"},
-		{"weight", `{"id":"a","manifest":"d","affinity":[{"selector":"a","weight":101}],"replica_groups":[{"role":"m","count":1}]}`, "affinity[0].weight: 101"},
-		{"deadline", `{"id":"a","manifest":"d","progress_deadline":"2000000h","replica_groups":[{"role":"m","count":1}]}`, "progress_deadline: 2000000h0m0s"},
-		{"wait for a lost node", `{"id":"a","manifest":"d","node_loss":{"after":"2000000h"},"replica_groups":[{"role":"m","count":1}]}`, "node_loss.after"},
-		{"generation", `{"id":"a","manifest":"d","generation":9223372036854775807,"replica_groups":[{"role":"m","count":1}]}`, "generation: 9223372036854775807"},
-		{"bound of a service", `{"id":"a","manifest":"d","service":{"max":9223372036854775807},"replica_groups":[{"role":"m","count":1}]}`, "service.max"},
-		{"minimum of a service", `{"id":"a","manifest":"d","service":{"min":-1},"replica_groups":[{"role":"m","count":1}]}`, "service.min"},
-		{"limit", `{"id":"a","manifest":"d","in_place":{"limit":-1},"replica_groups":[{"role":"m","count":1}]}`, "in_place.limit"},
+		{
+			"count beyond the document's", `{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":4000000}]}`,
+			"replica_groups[0].count: 4000000 is not valid; allowed: a whole number from 0 to 10000",
+		},
+		{
+			"counts together",
+			`{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":10000},{"role":"n","count":1}]}`,
+			"10001 replicas in all",
+		},
+		{
+			"max_surge",
+			`{"id":"a","manifest":"d","max_surge":9223372036854775807,"replica_groups":[{"role":"m","count":1}]}`,
+			"max_surge: 9223372036854775807",
+		},
+		{
+			"max_surge below zero",
+			`{"id":"a","manifest":"d","max_surge":-1,"replica_groups":[{"role":"m","count":1}]}`,
+			"max_surge: -1",
+		},
+		{
+			"min_available",
+			`{"id":"a","manifest":"d","min_available":10001,"replica_groups":[{"role":"m","count":1}]}`,
+			"min_available: 10001",
+		},
+		{
+			"max_per_node", `{"id":"a","manifest":"d","max_per_node":-1,"replica_groups":[{"role":"m","count":1}]}`,
+			"max_per_node: -1",
+		},
+		{
+			"skew",
+			`{"id":"a","manifest":"d","spread":{"label":"r","skew":10001},"replica_groups":[{"role":"m","count":1}]}`,
+			"spread.skew: 10001",
+		},
+		{
+			"skew of a group",
+			`{"id":"a","manifest":"d","replica_groups":[{"role":"m","count":1,"spread":{"label":"r","skew":-1}}]}`,
+			"replica_groups[0].spread.skew: -1",
+		},
+		{
+			"weight",
+			`{"id":"a","manifest":"d","affinity":[{"selector":"a","weight":101}],"replica_groups":[{"role":"m","count":1}]}`, "affinity[0].weight: 101",
+		},
+		{
+			"deadline",
+			`{"id":"a","manifest":"d","progress_deadline":"2000000h","replica_groups":[{"role":"m","count":1}]}`,
+			"progress_deadline: 2000000h0m0s",
+		},
+		{
+			"wait for a lost node",
+			`{"id":"a","manifest":"d","node_loss":{"after":"2000000h"},"replica_groups":[{"role":"m","count":1}]}`,
+			"node_loss.after",
+		},
+		{
+			"generation",
+			`{"id":"a","manifest":"d","generation":9223372036854775807,"replica_groups":[{"role":"m","count":1}]}`,
+			"generation: 9223372036854775807",
+		},
+		{
+			"bound of a service",
+			`{"id":"a","manifest":"d","service":{"max":9223372036854775807},"replica_groups":[{"role":"m","count":1}]}`,
+			"service.max",
+		},
+		{
+			"minimum of a service",
+			`{"id":"a","manifest":"d","service":{"min":-1},"replica_groups":[{"role":"m","count":1}]}`, "service.min",
+		},
+		{
+			"limit", `{"id":"a","manifest":"d","in_place":{"limit":-1},"replica_groups":[{"role":"m","count":1}]}`,
+			"in_place.limit",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var r rc.RC
@@ -151,17 +230,26 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Whatever number a document may not have, a record may not have either: whoever works on it would pay for it.
+// A number that a document may not have is also refused in a record, because all readers compute with it.
 func TestARecordHasTheBoundsOfItsDocument(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		some := func(name string) int {
-			return rapid.OneOf(rapid.IntRange(-2, 2), rapid.IntRange(rc.MaxReplicas-1, rc.MaxReplicas+1), rapid.Just(math.MaxInt), rapid.Just(math.MinInt)).Draw(t, name)
+			return rapid.OneOf(rapid.IntRange(-2, 2), rapid.IntRange(rc.MaxReplicas-1, rc.MaxReplicas+1),
+				rapid.Just(math.MaxInt), rapid.Just(math.MinInt)).Draw(t, name)
 		}
 		doc := rc.Spec{
-			Name: "web", MaxPerNode: some("max_per_node"), MinAvailable: ptr(some("min_available")), MaxSurge: ptr(some("max_surge")),
-			ReplicaGroups: []rc.ReplicaGroup{{Role: "a", Count: ptr(some("count"))}, {Role: "b", Count: ptr(some("other count"))}},
-			Spread:        rc.Spread{Label: "rack", Skew: some("skew")}, Affinity: []rc.Preference{{Selector: "a=b", Weight: some("weight")}},
-			NodeLoss: rc.NodeLoss{After: ptr(field.Duration(rapid.Int64().Draw(t, "after")))}, Pod: &manifest.Manifest{},
+			Name: "web", MaxPerNode: some("max_per_node"), MinAvailable: ptr(some("min_available")),
+			MaxSurge: ptr(some("max_surge")),
+			ReplicaGroups: []rc.ReplicaGroup{
+				{Role: "a", Count: ptr(some("count"))},
+				{Role: "b", Count: ptr(some("other count"))},
+			},
+			Spread: rc.Spread{
+				Label: "rack",
+				Skew:  some("skew"),
+			}, Affinity: []rc.Preference{{Selector: "a=b", Weight: some("weight")}},
+			NodeLoss: rc.NodeLoss{After: ptr(
+				field.Duration(rapid.Int64().Draw(t, "after")))}, Pod: &manifest.Manifest{},
 		}
 		bad := slices.DeleteFunc(doc.Validate(), func(e *field.Error) bool { return strings.HasPrefix(e.Field, "pod") })
 		var r rc.RC
@@ -206,7 +294,10 @@ func TestNumbers(t *testing.T) {
 }
 
 func TestSelector(t *testing.T) {
-	for text, want := range map[string]bool{"": true, "rack=a": true, "rack in (a,b), disk": false, "rack!=a": false, "!gpu": true} {
+	for text, want := range map[string]bool{
+		"": true, "rack=a": true, "rack in (a,b), disk": false, "rack!=a": false,
+		"!gpu": true,
+	} {
 		sel, err := rc.ParseSelector(text)
 		if err != nil {
 			t.Fatal(err)
@@ -221,7 +312,10 @@ func TestPodLabelSet(t *testing.T) {
 	r := rc.RC{ID: "i", PodLabels: map[string]string{"a": "rc", "b": "rc", "pod_id": "mine"}}
 	own := map[string]string{"b": "own", "d": "own", "pod_id": "mine"}
 	got := r.PodLabelSet("web", map[string]string{"a": "manifest", "c": "manifest"}, own)
-	want := map[string]string{"a": "rc", "b": "own", "c": "manifest", "d": "own", "pod_id": "web", "replication_controller_id": "i"}
+	want := map[string]string{
+		"a": "rc", "b": "own", "c": "manifest", "d": "own", "pod_id": "web",
+		"replication_controller_id": "i",
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -10,48 +10,51 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Limits on one controller. They keep a slip of the keyboard from filling a cluster, and the record within what one
-// transaction takes.
+// Limits on one controller. They keep a typing error from filling a cluster, and let a record fit into a transaction.
 const (
 	MaxReplicas      = pod.MaxReplicas // of all groups together
 	MaxGroups        = 64
 	MaxSelectorBytes = 4096
 )
 
-// CountAllowed says in words what a number of replicas may be.
+// CountAllowed describes the allowed number of replicas.
 var CountAllowed = fmt.Sprintf("a whole number from 0 to %d", MaxReplicas)
 
-// Spec is the document that a user applies: the controller and, inline, the manifest of its pods.
+// Spec is a user's document: the controller and, inline, its pods' manifest.
 type Spec struct {
-	Name          string            `json:"name"`
-	Labels        map[string]string `json:"labels,omitempty"`
-	NodeSelector  string            `json:"node_selector,omitempty"`
-	Mode          Mode              `json:"mode,omitempty" feature:"each-node"` // default: Replicas
-	Replicas      *int              `json:"replicas,omitempty"`                 // short for one replica group of DefaultRole
-	ReplicaGroups []ReplicaGroup    `json:"replica_groups,omitempty"`
-	PodLabels     map[string]string `json:"pod_labels,omitempty"`
-	MaxPerNode    int               `json:"max_per_node,omitempty"`
-	Spread        Spread            `json:"spread,omitzero"` // label key, such as rack, or more
-	Affinity      []Preference      `json:"affinity,omitempty"`
-	Placing       Placing           `json:"placing,omitempty"` // default: PlaceSpread
-	MinAvailable  *int              `json:"min_available,omitempty"`
-	MaxSurge      *int              `json:"max_surge,omitempty"`
-	NodeLoss      NodeLoss          `json:"node_loss,omitzero"`
-	// ProgressDeadline is more than zero.
+	Name         string            `json:"name"`
+	Labels       map[string]string `json:"labels,omitempty"`
+	NodeSelector string            `json:"node_selector,omitempty"`
+	Mode         Mode              `json:"mode,omitempty" feature:"each-node"` // default: Replicas
+	// Replicas is short for one group of DefaultRole.
+	Replicas         *int               `json:"replicas,omitempty"`
+	ReplicaGroups    []ReplicaGroup     `json:"replica_groups,omitempty"`
+	PodLabels        map[string]string  `json:"pod_labels,omitempty"`
+	MaxPerNode       int                `json:"max_per_node,omitempty"`
+	Spread           Spread             `json:"spread,omitzero"` // label key, such as rack, or more
+	Affinity         []Preference       `json:"affinity,omitempty"`
+	Placing          Placing            `json:"placing,omitempty"` // default: PlaceSpread
+	MinAvailable     *int               `json:"min_available,omitempty"`
+	MaxSurge         *int               `json:"max_surge,omitempty"`
+	NodeLoss         NodeLoss           `json:"node_loss,omitzero"`
 	ProgressDeadline *field.Duration    `json:"progress_deadline,omitempty"`
 	Strategy         Strategy           `json:"strategy,omitempty"`
 	Disabled         bool               `json:"disabled,omitempty"`
 	Pod              *manifest.Manifest `json:"pod"`
 }
 
-// SpecOf returns the document that makes a record what it is, with nothing that the record leaves to a default. m may be nil.
+// SpecOf returns the document of a record, without defaults. m may be nil.
 func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 	s := &Spec{
-		Name: r.Name, Labels: r.Labels, NodeSelector: r.NodeSelector, Mode: r.Mode, ReplicaGroups: r.ReplicaGroups, PodLabels: r.PodLabels,
-		MaxPerNode: r.MaxPerNode, Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing, MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge, NodeLoss: r.NodeLoss,
-		ProgressDeadline: r.ProgressDeadline, Strategy: r.Strategy, Disabled: r.Disabled, Pod: m,
+		Name: r.Name, Labels: r.Labels, NodeSelector: r.NodeSelector, Mode: r.Mode,
+		ReplicaGroups: r.ReplicaGroups, PodLabels: r.PodLabels, MaxPerNode: r.MaxPerNode,
+		Spread: r.Spread, Affinity: r.Affinity, Placing: r.Placing,
+		MinAvailable: r.MinAvailable, MaxSurge: r.MaxSurge,
+		NodeLoss: r.NodeLoss, ProgressDeadline: r.ProgressDeadline,
+		Strategy: r.Strategy, Disabled: r.Disabled, Pod: m,
 	}
-	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].Differs() && !g[0].Wishes() && !g[0].Ordered {
+	if g := r.ReplicaGroups; len(g) == 1 && g[0].Role == DefaultRole && !g[0].Differs() && !g[0].HasPreferences() &&
+		!g[0].Ordered {
 		s.Replicas, s.ReplicaGroups = g[0].Count, nil
 	}
 	if s.Strategy == Allocation("", s.Mode, m) {
@@ -60,8 +63,8 @@ func SpecOf(r *RC, m *manifest.Manifest) *Spec {
 	return s
 }
 
-// Allocation returns the strategy of allocation of a document: the one that it names, else static where pods have
-// volumes, so that a pod stays with its data. With a pod on each node it is dynamic. m may be nil.
+// Allocation returns the named strategy, if there is one. The default is static for pods with volumes, because a pod
+// must not move away from its data, else dynamic. With EachNode it is dynamic. m may be nil.
 func Allocation(named Strategy, mode Mode, m *manifest.Manifest) Strategy {
 	switch {
 	case named != "":
@@ -73,10 +76,10 @@ func Allocation(named Strategy, mode Mode, m *manifest.Manifest) Strategy {
 	}
 }
 
-// DecodeSpec reads a controller document strictly and validates it. Mistakes come back as field.Errors.
+// DecodeSpec decodes a document strictly and validates it. Mistakes are returned as field.Errors.
 func DecodeSpec(data []byte) (*Spec, error) { return field.Read[Spec](data) }
 
-// Validate reports every mistake in the document, with paths from its top.
+// Validate returns all mistakes.
 func (s *Spec) Validate() field.Errors {
 	var errs field.Errors
 	errs.CheckName("name", s.Name)
@@ -89,7 +92,8 @@ func (s *Spec) Validate() field.Errors {
 	}
 	s.validateLimits(&errs)
 	if d := s.ProgressDeadline; d != nil && *d <= 0 {
-		errs.Add("progress_deadline", field.Text(time.Duration(*d).String()), `a length of time with a unit, more than zero, such as "30s" or "2m"`)
+		errs.Add("progress_deadline", field.Text(time.Duration(*d).String()),
+			`a length of time with a unit, more than zero, such as "30s" or "2m"`)
 	}
 	if s.Pod == nil {
 		errs.Missing("pod", "the pod's manifest")
@@ -100,7 +104,7 @@ func (s *Spec) Validate() field.Errors {
 	return errs
 }
 
-// validateLimits records what must hold of records, too, counts and roles of groups apart: see RC.Check.
+// validateLimits checks the limits that records have, too, except the counts of groups.
 func (s *Spec) validateLimits(errs *field.Errors) {
 	checkSelector(errs, "node_selector", s.NodeSelector)
 	validateSpread(errs, "spread", s.Spread)
@@ -134,7 +138,7 @@ func checkSelector(errs *field.Errors, path, text string) {
 	}
 }
 
-// checkReserved records labels that every pod gets from its controller and that would be overwritten.
+// checkReserved refuses the two labels that every pod gets, because the controller's value would override them.
 func checkReserved(errs *field.Errors, path string, set map[string]string) {
 	for _, key := range []string{pod.RCIDLabel, pod.PodIDLabel} {
 		if value, taken := set[key]; taken {
@@ -174,11 +178,11 @@ func (s *Spec) validateGroups(errs *field.Errors) {
 	}
 }
 
-// validateCounts records what is wrong with the number, roles and counts of groups, which documents and records have.
-// It reports whether there are few enough to look at.
+// validateCounts reports whether the groups are few enough to check them further.
 func validateCounts(errs *field.Errors, groups []ReplicaGroup) bool {
 	if len(groups) > MaxGroups {
-		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d groups", len(groups))), fmt.Sprintf("1 to %d groups", MaxGroups))
+		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d groups", len(groups))),
+			fmt.Sprintf("1 to %d groups", MaxGroups))
 		return false
 	}
 	seen, total := map[string]bool{}, 0
@@ -194,20 +198,21 @@ func validateCounts(errs *field.Errors, groups []ReplicaGroup) bool {
 			continue
 		}
 		checkCount(errs, path+".count", g.Count, "")
-		total += max(0, min(*g.Count, MaxReplicas)) // one that is too large has its own error
+		total += max(0, min(*g.Count, MaxReplicas)) // a count that is too large is a mistake of its own
 	}
 	if total > MaxReplicas {
-		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d replicas in all", total)), fmt.Sprintf("at most %d replicas in all groups together", MaxReplicas))
+		errs.Add("replica_groups", field.Text(fmt.Sprintf("%d replicas in all", total)),
+			fmt.Sprintf("at most %d replicas in all groups together", MaxReplicas))
 	}
 	return true
 }
 
-// Apply writes what the document asks for over a record; digests are those of its manifests. The caller sets identity, generation and author.
+// Apply writes the document into a record. The caller sets identity, generation and author.
 func (s *Spec) Apply(r *RC, digests Digests) {
 	r.Name, r.Labels, r.ManifestDigest, r.GroupManifests = s.Name, s.Labels, digests.Base, digests.Groups
 	r.NodeSelector, r.PodLabels, r.Mode = strings.TrimSpace(s.NodeSelector), s.PodLabels, s.Mode
 	if r.Mode == Replicas {
-		r.Mode = "" // as older farms know it
+		r.Mode = "" // the form that farms of older versions know
 	}
 	switch r.ReplicaGroups = s.ReplicaGroups; {
 	case r.EachNode():

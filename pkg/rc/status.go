@@ -8,59 +8,71 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Status is what the owner farm reports, at status/<rc-id>.
+// CannotWork begins LastError, or a rollout's reason to be blocked, after the farm's code panicked.
+const CannotWork = "it cannot be worked on: "
+
+// Status is the owner's report, at status/<rc-id>.
 type Status struct {
 	RCID               string      `json:"rc_id"`
 	ObservedGeneration int64       `json:"observed_generation"`
 	Desired            int         `json:"desired"`
-	Placed             int         `json:"placed"` // placements that are meant to run
+	Placed             int         `json:"placed"` // placements whose pods must run
 	Available          int         `json:"available"`
 	Stopping           int         `json:"stopping"` // asked to stop, not confirmed
 	Lost               int         `json:"lost"`
-	Unmanaged          int         `json:"unmanaged"` // on nodes whose preparer is away
+	Unmanaged          int         `json:"unmanaged"` // on nodes without a preparer
 	Conditions         []Condition `json:"conditions"`
-	Owner              string      `json:"owner"` // farm id
-	LastError          string      `json:"last_error,omitempty"`
-	Incidents          []Incident  `json:"incidents,omitempty"` // what somebody is, or has to be, alerted to
+	Owner              string      `json:"owner"`                // farm id
+	LastError          string      `json:"last_error,omitempty"` // see CannotWork
+	Incidents          []Incident  `json:"incidents,omitempty"`  // that people are, or must be, alerted to
 
-	// MassStopUsed is the generation whose AllowMassStop lets no slip of a label pass any more: once it was converged (ADR 24).
+	// MassStopUsed is the generation whose AllowMassStop is used up, because the controller has converged since (ADR
+	// 24). A later mistake in a label must not stop many pods.
 	MassStopUsed int64 `json:"mass_stop_used,omitempty" feature:"each-node"`
 
-	// What a rollout decides by (ADR 16).
-	Epoch              string `json:"nonce,omitempty"`               // of the cluster, of revisions of a service whose nodes have said what they run in that world
-	Ghosts             int    `json:"ghosts,omitempty"`              // copies elsewhere that have to stop and have not confirmed it, those on lost machines left out
-	StoppingLost       int    `json:"stopping_lost,omitempty"`       // of Stopping, those on lost machines
-	UnmanagedAvailable int    `json:"unmanaged_available,omitempty"` // of Available, those on nodes whose preparer is away
-	Updated            int    `json:"updated,omitempty"`             // of Placed, those that are meant to run the record's manifest, of roles that the limit of an upgrade in place counts
-	UpdatedAvailable   int    `json:"updated_available,omitempty"`   // of Updated, those that are available, on nodes with a preparer
-	StandingBy         int    `json:"standing_by,omitempty"`         // of Placed, those that their nodes have registered as standing by
-	// TriedElsewhere is when a pod that runs the record's manifest was last told to leave a node where it had never
-	// become available. Each pod does that once; the timeout of a stage counts anew from then.
+	// Rollouts decide by the fields from here on (ADR 16). Epoch is the present epoch, if all nodes have spoken in it.
+	// Only revisions of a service have it.
+	Epoch string `json:"nonce,omitempty"`
+	// Ghosts are former copies without a confirmed stop. Copies on lost machines are left out.
+	Ghosts       int `json:"ghosts,omitempty"`
+	StoppingLost int `json:"stopping_lost,omitempty"` // how many of Stopping are on lost machines
+	// UnmanagedAvailable is how many of Available are on nodes without a preparer.
+	UnmanagedAvailable int `json:"unmanaged_available,omitempty"`
+	// Updated is how many of Placed must run the record's manifest, in roles to which InPlace.Limit applies.
+	Updated int `json:"updated,omitempty"`
+	// UpdatedAvailable is how many of Updated are available, on nodes with a preparer.
+	UpdatedAvailable int `json:"updated_available,omitempty"`
+	// StandingBy is how many of Placed their nodes registered as standby.
+	StandingBy int `json:"standing_by,omitempty"`
+	// TriedElsewhere is when a pod with the record's manifest last began to leave its first node for a second. A
+	// stage's timeout begins again then.
 	TriedElsewhere *time.Time `json:"tried_elsewhere,omitempty" feature:"second-node"`
-	// Hopeless: a pod that runs the record's manifest was never available, is hopeless, and gets no second node any more.
-	Hopeless bool         `json:"hopeless,omitempty" feature:"second-node"`
-	Failing  []PodFailure `json:"failing,omitempty"` // pods that run the record's manifest and fail, hopeless ones first; at most MaxFailing
+	// Hopeless: a pod with the record's manifest was never available, is hopeless, and gets no second node.
+	Hopeless bool `json:"hopeless,omitempty" feature:"second-node"`
+	// Failing are pods with the record's manifest that fail, hopeless ones first.
+	Failing []PodFailure `json:"failing,omitempty"`
 }
 
-// MaxFailing is how many failing pods a status names.
+// MaxFailing bounds Status.Failing.
 const MaxFailing = 5
 
-// PodFailure is a pod that does not become available, and why.
+// PodFailure is a pod that does not become available.
 type PodFailure struct {
-	Pod      string `json:"pod"` // <role>.<index>
-	Node     string `json:"node"`
-	Reason   string `json:"reason"`             // at most MaxReason bytes of JSON
-	Hopeless bool   `json:"hopeless,omitempty"` // waiting does not help: its artifact is refused, or its process ends again and again
+	Pod    string `json:"pod"` // <role>.<index>
+	Node   string `json:"node"`
+	Reason string `json:"reason"` // at most MaxReason bytes of JSON
+	// Hopeless: its artifact is refused, or its process ends again and again.
+	Hopeless bool `json:"hopeless,omitempty"`
 }
 
-// Texts in a status are short whatever they speak of: it is written in one transaction with changes, and read in one with
-// others. MaxReason is in bytes of JSON, and MaxStatusBytes is more than all of a status takes.
+// Texts in a status are short, because one transaction writes a status with changes, and reads it with other records.
+// MaxReason is in bytes of JSON. MaxStatusBytes is more than a whole status takes.
 const (
 	MaxReason      = 1000
 	MaxStatusBytes = 56 * 1024
 )
 
-// Condition is one thing that is true or not, why, and since when.
+// Condition is whether something is true, why, and since when.
 type Condition struct {
 	Type   ConditionType `json:"type"`
 	True   bool          `json:"true"`
@@ -68,11 +80,11 @@ type Condition struct {
 	Since  time.Time     `json:"since"`            // of the last change of True
 }
 
-// TakeNone is in the reason of InsufficientNodes before the number of nodes by why they take no pod.
+// TakeNone is in the reason of InsufficientNodes. After it come the causes, each with a number of nodes.
 const TakeNone = "these take none: "
 
-// SetCondition returns the conditions with one replaced; Since is kept while True does not change. A condition that was
-// never true is not listed as false, except Converged. A reason is cut to MaxReason.
+// SetCondition replaces one condition. Since is kept while True does not change. Only Converged is listed as false if
+// it was never true.
 func SetCondition(conds []Condition, t ConditionType, isTrue bool, reason string, now time.Time) []Condition {
 	i := slices.IndexFunc(conds, func(c Condition) bool { return c.Type == t })
 	reason = field.Cut(reason, MaxReason)
@@ -90,7 +102,7 @@ func SetCondition(conds []Condition, t ConditionType, isTrue bool, reason string
 	return conds
 }
 
-// CarrySince gives each condition that has not changed since the previous status the time from there.
+// CarrySince takes Since of unchanged conditions from the previous status.
 func (s *Status) CarrySince(previous *Status) {
 	if previous == nil {
 		return
@@ -105,7 +117,7 @@ func (s *Status) CarrySince(previous *Status) {
 	}
 }
 
-// Reason returns why a condition is true, "" where it is not.
+// Reason returns why a condition is true; "" if it is not.
 func (s *Status) Reason(t ConditionType) string {
 	if c := field.Find(s.Conditions, func(c *Condition) bool { return c.Type == t && c.True }); c != nil {
 		return c.Reason
@@ -118,20 +130,19 @@ func (s *Status) Is(t ConditionType) bool {
 	return slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Type == t && c.True })
 }
 
-// Incident is something about a controller that somebody should be told. It lives in the controller's status, so that
-// the next owner knows what was told already.
+// Incident is what people should be alerted to. It is in the status, because the next owner must know sent alerts.
 type Incident struct {
-	Key    string        `json:"key"` // the same for as long as the incident lasts, whoever owns the controller
+	Key    string        `json:"key"` // does not change while the incident lasts, also under another owner
 	Type   ConditionType `json:"type"`
 	Reason string        `json:"reason"` // when it began
 	Since  time.Time     `json:"since"`
-	// AlertedAt is when it was raised; nil: it is too young, or is being raised.
+	// AlertedAt is when the alert was raised; nil: not yet.
 	AlertedAt *time.Time `json:"alerted_at,omitempty"`
-	// ResolvedAt is when it was over. It stays in the status until that was told too.
+	// ResolvedAt is when it was over. The incident is kept until its end was reported, too.
 	ResolvedAt *time.Time `json:"resolved_at,omitempty"`
 }
 
-// IncidentKey returns the key of an incident of a controller.
+// IncidentKey returns Incident.Key.
 func IncidentKey(rcID string, t ConditionType, since time.Time) string {
 	return fmt.Sprintf("%s/%s/%d", rcID, t, since.UnixMilli())
 }

@@ -34,10 +34,53 @@ func TestUnitOfAController(t *testing.T) {
 	}
 }
 
-// The longest ids are names as the records of pods need them.
+func TestNamesOfRevisions(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]struct {
+		service  string
+		revision int64
+		is       bool
+	}{
+		"web-r3":            {"web", 3, true},
+		"web-r10-r2":        {"web-r10", 2, true},
+		"web-r03":           {},
+		"web-r-3":           {},
+		"web-r0":            {},
+		"web-r+3":           {},
+		"web-r":             {},
+		"web-rest":          {},
+		"-r3":               {},
+		"web":               {},
+		"web-r3-pre-deploy": {},
+	} {
+		service, revision, is := rc.ParseRevisionName(name)
+		if is != want.is || is && (service != want.service || revision != want.revision) {
+			t.Errorf("%s: %q, %d, %t; want %+v", name, service, revision, is, want)
+		}
+	}
+	const unit = "01m82rq476dk3dzcatmcv2vmc4"
+	for id, want := range map[string]string{
+		rc.RevisionID(unit, 3):  rc.RevisionName("web", 3),
+		rc.PreDeployID(unit, 3): rc.PreDeployName("web", 3),
+		unit:                    "",
+		unit + "-3-prefix":      "",
+		unit + "-03":            "",
+		unit + "--3":            "",
+		"rc-3":                  "",
+	} {
+		if name, is := rc.NameOf("web", id); is != (want != "") || is && name != want {
+			t.Errorf("%s: %q, %t; want %q", id, name, is, want)
+		}
+	}
+}
+
+// Even the longest ids are valid names, because records of pods need names.
 func TestIDsOfRevisionsAreNames(t *testing.T) {
 	t.Parallel()
-	for _, id := range []string{rc.RevisionID("01m82rq476dk3dzcatmcv2vmc4", rc.MaxGeneration), rc.PreDeployID("01m82rq476dk3dzcatmcv2vmc4", rc.MaxGeneration)} {
+	for _, id := range []string{
+		rc.RevisionID("01m82rq476dk3dzcatmcv2vmc4", rc.MaxGeneration),
+		rc.PreDeployID("01m82rq476dk3dzcatmcv2vmc4", rc.MaxGeneration),
+	} {
 		if err := (pod.Identity{RCID: id, Role: rc.DefaultRole}).Check(); err != nil {
 			t.Error(err)
 		}

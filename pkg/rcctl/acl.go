@@ -14,24 +14,21 @@ import (
 )
 
 func policyCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "policy", Usage: "print the rules that the token of a farm, preparer, operator or reader needs",
-		UsageText: "rcctl acl policy farm|preparer|operator|reader [--node NODE] [--agent AGENT]",
-		Description: `Where Consul denies what it does not allow, this is all that each of them needs, and nothing that another one's token is for.
-Give each machine a token of its own: a preparer's is for one node. The agent is the name of the Consul agent beside a farm
-or preparer (consul members shows it), whose sessions the token is for; of a preparer it is taken to be that of the
-node, of a farm that of this host, unless --agent says otherwise. Nothing is asked of Consul.
+	return leaf("policy farm|preparer|operator|reader [--node NODE] [--agent AGENT]",
+		"print the rules that the token of a farm, preparer, operator or reader needs",
+		`The rules are for a Consul that denies by default. They allow all that the role needs, and nothing that only
+another role needs. Give each machine a token of its own, because the rules of a preparer are for one node. --agent is
+the name of the Consul agent beside the farm or preparer (consul members shows it); the token may create sessions
+there. By default it is the name of the node for a preparer, and of this host for a farm. The command does not contact
+Consul.
 
 Examples:
   rcctl acl policy preparer --node n1 | consul acl policy create -name rcfarm-n1 -rules -
   consul acl token create -description "rcfarm node n1" -policy-name rcfarm-n1
   rcctl acl policy farm --agent control-1`,
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "node", Usage: "`NODE` of a preparer, as its own flag --node says"},
-			&cli.StringFlag{Name: "agent", Usage: "`AGENT` of Consul beside a farm or preparer"},
-		},
-		Action: offline(runPolicy),
-	})
+		offline(runPolicy), option("node", "`NODE` of a preparer, as in its own flag --node"),
+		option("agent", "`AGENT` of Consul beside a farm or preparer"),
+	)
 }
 
 func runPolicy(c *cli.Context, std *stdio) error {
@@ -44,7 +41,8 @@ func runPolicy(c *cli.Context, std *stdio) error {
 		return badFlagError(c, "--prefix", err)
 	}
 	if quoted(keys.Prefix()) {
-		return badFlag(c, "--prefix", keys.Prefix(), "no quotes, backslashes or control characters, which rules cannot hold")
+		return badFlag(c, "--prefix", keys.Prefix(),
+			"a prefix without quotes, backslashes, $ or control characters, because ACL rules cannot contain them")
 	}
 	node, agent := c.String("node"), c.String("agent")
 	var errs field.Errors
@@ -52,15 +50,16 @@ func runPolicy(c *cli.Context, std *stdio) error {
 	case role == store.RolePreparer && (node == "" || errs != nil):
 		return badFlag(c, "--node", node, "the name of the preparer's node")
 	case role != store.RolePreparer && node != "":
-		return badFlag(c, "--node", node, "nothing: it is for the role preparer alone")
+		return badFlag(c, "--node", node, "no --node for this role: only a preparer has one")
 	case role != store.RolePreparer && role != store.RoleFarm && agent != "":
-		return badFlag(c, "--agent", agent, "nothing: it is for the roles farm and preparer alone")
+		return badFlag(c, "--agent", agent, "no --agent for this role: only a farm and a preparer have one")
 	case agent != "":
 	case role == store.RolePreparer:
 		agent = node
 	default:
 		if agent, err = os.Hostname(); err != nil {
-			return badFlag(c, "--agent", "", "the name of the Consul agent beside the farm: this host's name is not known")
+			return badFlag(c, "--agent", "",
+				"the name of the Consul agent beside the farm, because the name of this host cannot be read")
 		}
 	}
 	if quoted(agent) {
@@ -70,7 +69,8 @@ func runPolicy(c *cli.Context, std *stdio) error {
 	return nil
 }
 
-// quoted reports whether a name would have to be escaped in a rule.
 func quoted(name string) bool {
-	return strings.ContainsFunc(name, func(r rune) bool { return strings.ContainsRune(`"\$`, r) || !unicode.IsPrint(r) })
+	return strings.ContainsFunc(name, func(r rune) bool {
+		return strings.ContainsRune(`"\$`, r) || !unicode.IsPrint(r)
+	})
 }

@@ -11,14 +11,14 @@ import (
 )
 
 func applyCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "apply", Usage: "create the rc that a document describes, or change it to that",
-		UsageText: "rcctl apply -f FILE [--signature FILE | --sign-key KEY] [--dry-run] [--wait [--timeout 5m]] [--allow-mass-stop]",
-		Description: `Reads one YAML or JSON document and makes the rc of that name ask for what it says. Everything is checked
-before anything is written. A document that changes nothing writes nothing. A changed pod is rolled out in
-place, one pod at a time. An rc that is a revision of a service is not changed (exit code 4); rcctl deploy changes the
-service. --wait ends at once, with exit code 5, when it is blocked, when its pods end again and
-again, and when trying again does not help them: an artifact that is not there or has another digest, for example.
+	return leaf("apply -f FILE [--signature FILE | --sign-key KEY] [--dry-run] [--wait [--timeout 5m]] "+
+		"[--allow-mass-stop]",
+		"create the rc that a document describes, or change it to that",
+		`Reads one YAML or JSON document, and creates the rc of that name or changes it to what the document asks for.
+rcctl checks everything before it writes anything. A document that changes nothing writes nothing. A changed pod is
+rolled out in place, one pod at a time. An rc that is a revision of a service is not changed (exit code 4); rcctl
+deploy changes the service. --wait ends at once, with exit code 5, if the rc is blocked, if its pods end again and
+again, or if trying again does not help them: an artifact is missing or has another digest, for example.
 
 Examples:
   rcctl apply -f rc.yaml                  change it and return
@@ -44,29 +44,28 @@ A document, with the fields that are used most; docs/controller.md has all of th
     - {name: http, port: 8080}
     health:
       http: {port: http, path: /health}`,
-		Flags: append(append(signatureFlags(), fileFlag(), massStopFlag(),
-			&cli.BoolFlag{Name: "dry-run", Usage: "write nothing, and show what would change (exit code 6 if something would)"}), waitFlags("until the rc has converged")...),
-		Action: func(c *cli.Context) error {
+		func(c *cli.Context) error {
 			if c.Bool("dry-run") {
 				return onConn(readSpec, dryRun)(c)
 			}
 			return onConn(readApply, runApply)(c)
 		},
-	})
+		signatureFlags(), fileFlag(), massStopFlag(),
+		toggle("dry-run", "write nothing, and show what would change (exit code 6 if something would)"),
+		waitFlags("until the rc has converged"),
+	)
 }
 
 func createCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "create", Usage: "create an rc; refuse if the name is taken",
-		UsageText: "rcctl rc create -f FILE [--signature FILE | --sign-key KEY] [--wait [--timeout 5m]]",
-		Description: `Like rcctl apply, but an rc of that name must not exist (exit code 4).
+	return leaf("create -f FILE [--signature FILE | --sign-key KEY] [--wait [--timeout 5m]]",
+		"create an rc; refuse if the name is taken",
+		`Like rcctl apply, but an rc of that name must not exist (exit code 4).
 
 Examples:
   rcctl rc create -f rc.yaml
   rcctl rc create -f - < rc.yaml`,
-		Flags:  append(append(signatureFlags(), fileFlag()), waitFlags("until the rc has converged")...),
-		Action: onConn(readCreate, runApply),
-	})
+		onConn(readCreate, runApply), signatureFlags(), fileFlag(), waitFlags("until the rc has converged"),
+	)
 }
 
 func readApply(c *cli.Context) (w applyRequest, err error) {
@@ -77,7 +76,6 @@ func readApply(c *cli.Context) (w applyRequest, err error) {
 	return w, err
 }
 
-// readCreate is readApply for a controller that must not be there.
 func readCreate(c *cli.Context) (applyRequest, error) {
 	w, err := readApply(c)
 	w.create = true
@@ -95,12 +93,12 @@ func runApply(s *conn, w applyRequest) error {
 		verb = "created"
 	}
 	printChange(s.stdio, done, verb)
-	return waitOrSay(s, &done)
+	s.warnAbout(&done)
+	return waitOrHint(s, &done)
 }
 
-// writeApply applies a document.
 func writeApply(ctx context.Context, s *conn, w applyRequest) (done change, err error) {
-	id := store.NewID() // the same for every try: a creation whose outcome was unknown is found again
+	id := store.NewID() // the same in every try, so that we find a creation whose outcome was unknown
 	digests, _, err := rc.Manifests(w.spec.Pod, w.spec.ReplicaGroups)
 	if err != nil {
 		return done, err
@@ -127,11 +125,11 @@ func writeApply(ctx context.Context, s *conn, w applyRequest) (done change, err 
 	return done, err
 }
 
-// refuseCreate refuses to create what is there.
-func (cur *current) refuseCreate(file string) error {
+func (c *current) refuseCreate(file string) error {
 	change := "to change it: rcctl apply -f " + file
-	if of := cur.rc.Service; cur.service != nil {
+	if of := c.rc.Service; c.service != nil {
 		change = fmt.Sprintf("it is revision %d of service %s: rcctl deploy -f FILE", of.Revision, of.Name)
 	}
-	return refusedf("rc %s exists (id %s, generation %d), nothing was written; %s", cur.rc.Name, cur.rc.ID, cur.rc.Generation, change)
+	return refusedf("rc %s exists (id %s, generation %d), nothing was written; %s",
+		c.rc.Name, c.rc.ID, c.rc.Generation, change)
 }

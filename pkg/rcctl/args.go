@@ -10,16 +10,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// interspersed sorts the arguments of the program into what urfave/cli wants in this order: flags of the program, names of commands, flags of
-// the last command, arguments. People write flags where they like. It refuses a flag that is given twice: taking the last of two -f would
-// leave out a file without a word.
+// interspersed puts arguments into the order that urfave/cli needs: flags of the program, names of commands, flags of
+// the last command, arguments. So people can write flags anywhere. It refuses a flag that is given twice, because
+// urfave/cli would ignore the first one.
 func interspersed(app *cli.App, args []string) ([]string, error) {
 	var global, path, local, positional []string
-	command := &cli.Command{Subcommands: app.Commands} // the last one named
+	command := &cli.Command{Subcommands: app.Commands} // the last command found so far
 	seen := map[string]bool{}                          // flags, by their first name
 	help := false                                      // the first word was "help"
+	second := 0                                        // index in args of the second argument
 	wrong := func(format string, args ...any) error {
-		return &usageError{command: strings.Join(append([]string{app.Name}, path...), " "), err: fmt.Errorf(format, args...)}
+		return &usageError{
+			command: strings.Join(append([]string{app.Name}, path...), " "), err: fmt.Errorf(format, args...),
+		}
 	}
 	for rest := args[1:]; len(rest) > 0; {
 		arg := rest[0]
@@ -32,10 +35,14 @@ func interspersed(app *cli.App, args []string) ([]string, error) {
 			help = true
 			continue
 		case !isFlag(arg):
-			if i := slices.IndexFunc(command.Subcommands, func(c *cli.Command) bool { return c.HasName(arg) }); i >= 0 && positional == nil {
+			if i := slices.IndexFunc(command.Subcommands,
+				func(c *cli.Command) bool { return c.HasName(arg) }); i >= 0 && positional == nil {
 				path, command = append(path, arg), command.Subcommands[i]
 			} else {
 				positional = append(positional, arg)
+			}
+			if len(positional) == 2 && second == 0 {
+				second = len(args) - len(rest) - 1
 			}
 			continue
 		}
@@ -46,8 +53,11 @@ func interspersed(app *cli.App, args []string) ([]string, error) {
 		}
 		switch isGroup := command.Subcommands != nil; {
 		case flag != nil:
-		case isGroup && positional != nil: // whatever flags follow it
+		case isGroup && positional != nil: // the word before this flag names no command
 			return nil, wrong("%w", noCommand(positional[0], command.Subcommands))
+		case second > 0 && command.Name == execName:
+			return nil, wrong("%s: unknown flag; flags of the command come after --: %s", field.OneLine(arg),
+				shellLine(slices.Concat([]string{app.Name}, args[1:second], []string{"--"}, args[second:])))
 		case asksForHelp(name) || len(path) == 0 && asksForVersion(name): // the rest does not matter
 			return slices.Concat(args[:1], path, []string{arg}), nil
 		default:
@@ -78,22 +88,24 @@ func interspersed(app *cli.App, args []string) ([]string, error) {
 	return slices.Concat(args[:1], global, path, local, positional), nil
 }
 
-// noCommand says of a word that it is none of some commands.
+func shellLine(words []string) string {
+	return field.OneLine(strings.Join(field.Each(words, forShell), " "))
+}
+
 func noCommand(word string, commands []*cli.Command) error {
 	known := field.Each(commands, func(sub *cli.Command) string { return sub.Name })
 	slices.Sort(known)
 	return fmt.Errorf("%q is no command; %sallowed: %s", word, meant(field.Closest(word, known)), field.Or(known...))
 }
 
-// noFlag says of an argument that it is none of some flags.
 func noFlag(arg string, flags []cli.Flag) error {
 	known := field.Each(flags, func(f cli.Flag) string { return "--" + f.Names()[0] })
 	slices.Sort(known)
 	name, _, _ := strings.Cut(arg, "=")
-	return fmt.Errorf("%s: unknown flag; %sallowed: %s", field.OneLine(name), meant(field.Closest(name, known)), field.Or(known...))
+	return fmt.Errorf("%s: unknown flag; %sallowed: %s",
+		field.OneLine(name), meant(field.Closest(name, known)), field.Or(known...))
 }
 
-// meant asks whether a word was meant, if there is one.
 func meant(word string) string {
 	if word == "" {
 		return ""
@@ -101,11 +113,11 @@ func meant(word string) string {
 	return "did you mean " + word + "? "
 }
 
-// Every command has these two flags, and the program has the other two.
+// Every command has the flags --help and -h, and the program has --version and -v.
 func asksForHelp(flag string) bool    { return flag == "help" || flag == "h" }
 func asksForVersion(flag string) bool { return flag == "version" || flag == "v" }
 
-// isFlag tells flags from arguments. A number with a sign is an argument: a wrong one, but one to talk about.
+// isFlag takes a negative number for an argument, because the error about it should name its value.
 func isFlag(arg string) bool {
 	return len(arg) > 1 && arg[0] == '-' && (arg[1] < '0' || arg[1] > '9')
 }

@@ -40,28 +40,33 @@ func TestInterspersed(t *testing.T) {
 		"rc list -o json -o yaml":       "rcctl rc list: --output: given twice; allowed: once",
 		"rc list -o json --output=yaml": "rcctl rc list: --output: given twice; allowed: once",
 		"rc list -o":                    "rcctl rc list: -o: missing value",
-		"rc get --nope web":             "rcctl rc get: --nope: unknown flag; allowed: --consul-addr, --node-ca, --node-token-dir, --output, --prefix or --token-file",
-		"--nope rc get":                 "rcctl: --nope: unknown flag; allowed: --consul-addr, --node-ca, --node-token-dir, --prefix or --token-file",
+		"rc get --nope web": "rcctl rc get: --nope: unknown flag; allowed: --consul-addr, --node-ca, " +
+			"--node-token-dir, --output, --prefix or --token-file",
+		"--nope rc get": "rcctl: --nope: unknown flag; allowed: --consul-addr, --node-ca, --node-token-dir, --prefix " +
+			"or --token-file",
 	} {
 		app := newApp(&stdio{out: io.Discard, err: io.Discard})
-		if _, err := interspersed(app, append([]string{"rcctl"}, strings.Fields(in)...)); err == nil || err.Error() != want {
+		if _, err := interspersed(app, append([]string{"rcctl"}, strings.Fields(in)...)); err == nil ||
+			err.Error() != want {
 			t.Errorf("%q: %v", in, err)
 		}
 	}
 }
 
-// Wherever the flags of a command stand, it means the same.
+// A command line means the same wherever its flags stand.
 func TestInterspersedAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		// Arguments keep their order among each other; flags may stand anywhere between.
+		// Arguments keep their order; flags may stand anywhere between them.
 		args := []string{"web", "5"}
-		for _, flag := range rapid.Permutation([]string{"--role=main", "--wait", "--timeout=1s", "--prefix=x/"}).Draw(t, "flags") {
+		for _, flag := range rapid.Permutation([]string{"--role=main", "--wait", "--timeout=1s", "--prefix=x/"}).Draw(t,
+			"flags") {
 			at := rapid.IntRange(0, len(args)).Draw(t, "at")
 			args = slices.Insert(args, at, flag)
 		}
 		app := newApp(&stdio{out: io.Discard, err: io.Discard})
 		got, err := interspersed(app, append([]string{"rcctl", "rc", "scale"}, args...))
-		if err != nil || !slices.Equal(got[:4], []string{"rcctl", "--prefix=x/", "rc", "scale"}) || !slices.Equal(got[len(got)-3:], []string{"--", "web", "5"}) || len(got) != 10 {
+		if err != nil || !slices.Equal(got[:4], []string{"rcctl", "--prefix=x/", "rc", "scale"}) ||
+			!slices.Equal(got[len(got)-3:], []string{"--", "web", "5"}) || len(got) != 10 {
 			t.Fatalf("%q: %q, %v", args, got, err)
 		}
 	})

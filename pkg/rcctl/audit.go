@@ -2,7 +2,6 @@ package rcctl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -20,35 +19,30 @@ import (
 )
 
 func auditCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "audit", Usage: "show who changed what, and when",
-		UsageText: "rcctl audit [--rc REF] [--node NODE] [--since 1h] [--until TIME] [-o table|json|yaml]",
-		Description: `One entry for each act of an operator and each pass of a farm that changed something, oldest first. Farms keep the
-newest 10,000 entries, for 30 days.
+	return leaf("audit [--rc REF] [--node NODE] [--since 1h] [--until TIME] [-o table|json|yaml]",
+		"show who changed what, and when",
+		`One entry for each act of an operator and each pass of a farm that changed something, oldest first. Farms keep
+the newest 10,000 entries, for 30 days.
 
---since and --until take a length of time before now (90m, 36h) or a moment (2026-01-02T15:04:05Z). --rc also takes
-the name or the whole id of an rc that is gone, such as an earlier revision of a service, as long as an entry tells its
-name; and local-SERVICE, for what nodes were asked to run by themselves. What is gone is shown with its id.
+--since and --until take a length of time before now (90m, 36h) or a moment (2026-01-02T15:04:05Z). --rc also takes the
+name or the whole id of a deleted rc, such as an earlier revision of a service, as long as an entry has its name; and
+local-SERVICE for a local service. A deleted rc is shown with its id.
 
 Examples:
   rcctl audit
   rcctl audit --rc web --since 24h
   rcctl audit --node node-17 --since 2026-01-02T15:00:00Z --until 2026-01-02T16:00:00Z
   rcctl audit --since 1h -o json | jq -r '.[] | select(.what == "delete") | .who'`,
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "rc", Usage: "only acts on this `REF`"},
-			&cli.StringFlag{Name: "node", Usage: "only acts that this `NODE` had to do with"},
-			&cli.StringFlag{Name: "since", Value: "1h", Usage: "only acts of this `TIME` or later; 0 for all"},
-			&cli.StringFlag{Name: "until", Usage: "only acts before this `TIME`"},
-			outputFlag(),
-		},
-		Action: onConn(func(c *cli.Context) (store.AuditFilter, error) { return auditFilter(c, time.Now()) }, runAudit),
-	})
+		onConn(func(c *cli.Context) (store.AuditFilter, error) { return auditFilter(c, time.Now()) }, runAudit),
+		option("rc", "only acts on this `REF`"), option("node", "only acts that this `NODE` had to do with"),
+		[]cli.Flag{&cli.StringFlag{Name: "since", Value: "1h", Usage: "only acts of this `TIME` or later; 0 for all"}},
+		option("until", "only acts before this `TIME`"), outputFlag(),
+	)
 }
 
 const momentAllowed = `a length of time before now, such as "90m", or a moment, such as "2026-01-02T15:04:05Z"`
 
-// moment reads a flag that names a point in time. Empty text and 0 are no point at all.
+// moment returns the zero time for an empty text and for 0.
 func moment(c *cli.Context, name string, now time.Time) (time.Time, error) {
 	text := c.String(name)
 	if text == "" && !c.IsSet(name) || text == "0" {
@@ -64,7 +58,7 @@ func moment(c *cli.Context, name string, now time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// auditFilter reads the flags, all but --rc.
+// auditFilter reads all flags except --rc.
 func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error) {
 	if _, err := noArgs(c); err != nil {
 		return f, err
@@ -76,7 +70,7 @@ func auditFilter(c *cli.Context, now time.Time) (f store.AuditFilter, err error)
 		return f, err
 	}
 	if !f.Until.IsZero() && !f.Since.Before(f.Until) {
-		return f, badFlag(c, "--until", c.String("until"), "a moment after --since, which is "+f.Since.UTC().Format(time.RFC3339))
+		return f, badOption(c, "until", "a moment after --since, which is "+inspect.At(f.Since))
 	}
 	f.Node = c.String("node")
 	return f, nil
@@ -87,7 +81,7 @@ func runAudit(s *conn, filter store.AuditFilter) error {
 	if err != nil {
 		return err
 	}
-	var ids []string // that --rc means
+	var ids []string // of the controllers that --rc names
 	if ref := s.String("rc"); ref != "" {
 		if ids, err = s.idsOf(ref, names); err != nil {
 			return err
@@ -118,8 +112,8 @@ func runAudit(s *conn, filter store.AuditFilter) error {
 	return s.print(views, append(corrupt, badRCs...), func(w io.Writer) error { return writeAudit(w, views) })
 }
 
-// idsOf returns which controllers --rc means: one with a record, or those without one that had that name or id. Local
-// services are among them.
+// idsOf returns the ids of the controllers that --rc names: one with a record, or deleted ones that had this name or
+// id. A local service has the id of pod.LocalRC.
 func (s *conn) idsOf(ref string, names map[string]string) ([]string, error) {
 	if field.IsULID(rc.UnitOf(ref)) {
 		return []string{ref}, nil // its record may be gone
@@ -128,7 +122,7 @@ func (s *conn) idsOf(ref string, names map[string]string) ([]string, error) {
 	switch local := (pod.Identity{RCID: ref}).Local(); {
 	case missing == nil:
 		return []string{rec.Value.ID}, nil
-	case !errors.Is(missing, store.ErrNotFound):
+	case !isMissing(missing):
 		return nil, missing
 	case local:
 		return []string{ref}, nil
@@ -149,16 +143,14 @@ func (s *conn) idsOf(ref string, names map[string]string) ([]string, error) {
 	return ids, nil
 }
 
-// formerNames returns what the whole trail tells of the names of controllers without a record.
 func (s *conn) formerNames(ctx context.Context, names map[string]string) (map[string]string, error) {
 	all, _, err := s.ListAudit(ctx, store.AuditFilter{})
 	return inspect.FormerNames(all, names), err
 }
 
-// writeAudit prints one line for each act and, indented below it, one for each difference.
 func writeAudit(w io.Writer, views []inspect.AuditView) error {
 	if len(views) == 0 {
-		_, err := fmt.Fprintln(w, "no acts in that time; --since 0 looks at all")
+		_, err := fmt.Fprintln(w, "no entries in that time; --since 0 shows all")
 		return err
 	}
 	for _, v := range views {

@@ -19,63 +19,62 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// change is what one command does to one controller. It is computed without I/O and may be computed again from a newer
-// record.
+// change is what one command does to one controller. It is computed again if the record changes meanwhile.
 type change struct {
 	what string // for the audit record
-	rc   rc.RC  // as it shall be; generation included, author not
-	// manifests are what is to be stored, the controller's own first; none when they stay.
+	rc   rc.RC  // the new record, with its generation but without its author
+	// to store, the controller's own first; empty if nothing about them changes
 	manifests []store.DeployManifest
-	signOnly  bool // nothing but signatures changes: the record stays as it is
+	signOnly  bool // only signatures change, not the record
 	lines     []string
 	none      bool // the record already asks for this: nothing is written
+	warning   string
 }
 
-// current is what a change is computed from.
 type current struct {
 	rc        *rc.RC             // nil: there is no controller of this name
-	service   *record.Service    // that rc is a revision of; nil: of none, or of one without a record
+	service   *record.Service    // of which rc is a revision; nil: there is none, or it has no record
+	beside    bool               // rc is nil, and a service has the name
 	manifest  *manifest.Manifest // nil: missing or unreadable, so it must be written
 	signature string             // of manifest
-	// stored are the signatures, or "", of those manifests of the change that are stored already, by digest.
+	// by digest, the signature or "" of each manifest of the change that Consul has
 	stored map[string]string
-	// found: pods of it were found running and stay as they are until the record is written again (R2).
+	// farms have adopted pods, and keep them as they are until the record is written again (R2)
 	found bool
 }
 
 // lacks reports whether the manifest of a group is missing or unreadable.
-func (cur *current) lacks(digests rc.Digests) bool {
+func (c *current) lacks(digests rc.Digests) bool {
 	return slices.ContainsFunc(digests.All()[1:], func(digest string) bool {
-		_, is := cur.stored[digest]
+		_, is := c.stored[digest]
 		return !is
 	})
 }
 
-// signed returns a line for each manifest of a change whose signature is another than before.
-func (cur *current) signed(manifests []store.DeployManifest) []string {
+func (c *current) signed(manifests []store.DeployManifest) []string {
 	var lines []string
 	for i, m := range manifests {
-		what, was := "signature", cur.signature
+		what, was := "signature", c.signature
 		if i > 0 {
-			what, was = "signature of manifest "+m.Digest, cur.stored[m.Digest]
+			what, was = "signature of manifest "+m.Digest, c.stored[m.Digest]
 		}
-		if before, after := describeSignature(was), describeSignature(cmp.Or(m.Signature, cur.stored[m.Digest])); before != after {
+		before, after := describeSignature(was), describeSignature(cmp.Or(m.Signature, c.stored[m.Digest]))
+		if before != after {
 			lines = append(lines, fmt.Sprintf("%s: %s -> %s", what, before, after))
 		}
 	}
 	return lines
 }
 
-// applyRequest is what a user asks for.
 type applyRequest struct {
 	spec       *rc.Spec
-	signatures map[string]string // by digest of the manifest; where there is none the stored one stays
-	massStop   bool              // let the farms stop as many pods at once as this change takes
-	create     bool              // it must not be there yet
+	signatures map[string]string // by digest of the manifest; without an entry the stored signature is kept
+	massStop   bool              // the breaker lets this change stop any number of pods
+	create     bool              // the controller must not exist yet
 }
 
-// computeApply makes the record ask for what the document says. It may be refused. A document that asks a revision of a
-// service for what it asks for already is not: it writes lost manifests again, signs them, and lets mass stops pass.
+// computeApply refuses to change a revision of a service. It accepts a document that leaves the revision as it is,
+// because that can write lost manifests again, sign them, or allow mass stops.
 func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	spec := w.spec
 	digests, canonical, err := rc.Manifests(spec.Pod, spec.ReplicaGroups)
@@ -98,21 +97,28 @@ func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	c := change{what: "apply", rc: after}
 	signed := false
 	for _, digest := range digests.All() {
-		m := store.DeployManifest{Digest: digest, Canonical: canonical[digest], Signature: newSignature(w.signatures[digest], cur.stored[digest], canonical[digest])}
+		m := store.DeployManifest{
+			Digest: digest, Canonical: canonical[digest],
+			Signature: newSignature(w.signatures[digest], cur.stored[digest], canonical[digest]),
+		}
 		signed = signed || m.Signature != ""
 		c.manifests = append(c.manifests, m)
 	}
 	if cur.rc == nil {
 		c.what = "create"
 	}
+	if cur.beside {
+		c.warning = fmt.Sprintf("there is also a service with the name %s, which has pods of its own; to change the "+
+			"service: rcctl deploy -f FILE; to remove this rc: rcctl rc delete %s --force", spec.Name, spec.Name)
+	}
 	c.lines = differences(cur.rc, cur.manifest, &after, spec.Pod)
-	stays := cur.rc != nil && unchanged(cur.rc, &after, w.massStop) && cur.manifest != nil && !cur.lacks(digests)
+	kept := cur.rc != nil && unchanged(cur.rc, &after, w.massStop) && cur.manifest != nil && !cur.lacks(digests)
 	switch {
-	case stays && cur.found:
+	case kept && cur.found:
 		c.lines = []string{"pods that were found running: as they were -> as this asks for"}
-	case stays && !signed:
+	case kept && !signed:
 		c.none, c.manifests = true, nil
-	case stays:
+	case kept:
 		c.what, c.signOnly = "sign", true
 	case cur.rc != nil && cur.rc.Digests().Equal(digests) && (cur.manifest == nil || cur.lacks(digests)):
 		c.lines = []string{"manifest: its record was missing or unreadable -> written again"}
@@ -124,8 +130,7 @@ func computeApply(w applyRequest, cur current, newID string) (change, error) {
 	return c, nil
 }
 
-// computeScale sets the number of replicas of one role. An empty role means the only one. It may be refused, or return a
-// *field.Error about the role or the number.
+// computeScale changes one role; empty: the only one. Its error is a refusal, or a *field.Error about the role or N.
 func computeScale(cur current, role string, count int, massStop bool) (change, error) {
 	if err := deleting(cur.rc, "it cannot be scaled"); err != nil {
 		return change{}, err
@@ -145,20 +150,21 @@ func computeScale(cur current, role string, count int, massStop bool) (change, e
 	return changed("scale", cur.rc, after, massStop)
 }
 
-// eachNodeScaled refuses a number for what has as many pods as there are nodes that match.
 func eachNodeScaled(what string, count int) error {
-	return &field.Error{Field: "N", Value: count, Allowed: "no number for " + what + ": its mode is each-node, so that the nodes that match say how many pods there are"}
+	return &field.Error{Field: "N", Value: count, Allowed: "no number for " + what +
+		", because its mode is each-node: it runs one pod on each node that matches"}
 }
 
-// changed is the change from one record to another.
 func changed(what string, before *rc.RC, after rc.RC, massStop bool) (change, error) {
-	c := change{what: what, rc: after, none: unchanged(before, &after, massStop), lines: differences(before, nil, &after, nil)}
+	c := change{
+		what: what, rc: after, none: unchanged(before, &after, massStop), lines: differences(before, nil, &after, nil),
+	}
 	c.next(massStop)
 	return c, nil
 }
 
-// withCount returns the groups of something in which one role has another count; an empty role means the only one. It returns a *field.Error
-// about the role or the number.
+// withCount changes the count of one role; empty: the only one. Its error is a *field.Error, in which of is the name of
+// the object.
 func withCount(of string, groups []rc.ReplicaGroup, role string, count int) ([]rc.ReplicaGroup, error) {
 	at, total := -1, count
 	for i, g := range groups {
@@ -170,16 +176,20 @@ func withCount(of string, groups []rc.ReplicaGroup, role string, count int) ([]r
 	}
 	switch {
 	case at < 0:
-		return nil, badValue("--role", role, "one of the roles of "+of+": "+field.Or(field.Each(groups, func(g rc.ReplicaGroup) string { return g.Role })...))
+		return nil, badValue("--role", role,
+			"one of the roles of "+of+": "+
+				field.Or(field.Each(groups, func(g rc.ReplicaGroup) string { return g.Role })...))
 	case total > rc.MaxReplicas:
-		return nil, &field.Error{Field: "N", Value: count, Allowed: fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total)}
+		return nil, &field.Error{
+			Field: "N", Value: count,
+			Allowed: fmt.Sprintf("at most %d replicas in all roles together, this makes %d", rc.MaxReplicas, total),
+		}
 	}
 	groups = slices.Clone(groups)
 	groups[at].Count = &count
 	return groups, nil
 }
 
-// computeDisable says whether farms leave the controller as it is. It may be refused.
 func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 	if err := deleting(&cur, "it cannot be disabled or enabled"); err != nil {
 		return change{}, err
@@ -193,9 +203,8 @@ func computeDisable(cur rc.RC, disabled, massStop bool) (change, error) {
 	return c, err
 }
 
-// computeDelete marks the controller for deletion. It is refused while replicas are asked for, unless forced. For
-// one that is marked already nothing is left to do but to let its mass stop pass. Of a service only a leftover may be
-// deleted.
+// computeDelete refuses a controller that asks for replicas, unless forced, and a revision that its service needs. A
+// repeated deletion can only allow the mass stop.
 func computeDelete(cur current, force, massStop bool, now time.Time) (change, error) {
 	r := cur.rc
 	if r.DeletedAt != nil {
@@ -207,10 +216,12 @@ func computeDelete(cur current, force, massStop bool, now time.Time) (change, er
 		return change{}, cur.refuseDelete()
 	}
 	if r.EachNode() && !force {
-		return change{}, refusedf("rc %s has a pod on every matching node; add --force to stop them all, nothing was written", r.Name)
+		const text = "rc %s has a pod on every matching node; add --force to stop them all, nothing was written"
+		return change{}, refusedf(text, r.Name)
 	}
 	if n := r.Desired(); n > 0 && !force {
-		return change{}, refusedf("rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written", r.Name, field.Count(n, "replica"), r.Name)
+		const text = "rc %s asks for %s; scale it to 0 first (rcctl rc scale %s 0) or add --force, nothing was written"
+		return change{}, refusedf(text, r.Name, field.Count(n, "replica"), r.Name)
 	}
 	after := *r
 	at := now.UTC().Truncate(time.Second)
@@ -218,13 +229,12 @@ func computeDelete(cur current, force, massStop bool, now time.Time) (change, er
 	return changed("delete", r, after, massStop)
 }
 
-// unchanged reports whether there is nothing to write. To let the breaker pass what was asked for before is something: the
-// breaker tripped because nobody had said so, and what is wanted has not changed.
+// unchanged reports whether there is nothing to write. --allow-mass-stop alone is written, because the breaker may have
+// withheld the stops of the same change.
 func unchanged(before, after *rc.RC, massStop bool) bool {
 	return same(before, after) && (!massStop || before.AllowMassStop == before.Generation)
 }
 
-// next gives a change that is one its generation.
 func (c *change) next(massStop bool) {
 	if c.none {
 		return
@@ -237,27 +247,27 @@ func (c *change) next(massStop bool) {
 	}
 }
 
-// inRollout refuses a change of a controller that a rollout is in charge of.
 func inRollout(c *change, rolls *rollout.Record) error {
 	verb := c.what
 	if verb == "apply" {
 		verb = "change"
 	}
-	const text = "rc %s: rollout %s of service %s is in charge of it, so that nobody may %s it besides; " +
-		"deploy the service's document: rcctl deploy -f FILE, or end the rollout: rcctl rollout abort %s; nothing was written"
+	const text = "rc %s: rollout %s of service %s is in charge of it, so only the rollout may %s it; " +
+		"deploy the service's document: rcctl deploy -f FILE, or end the rollout: rcctl rollout abort %s; nothing " +
+		"was written"
 	return refusedf(text, c.rc.Name, rolls.ID, rolls.Service, verb, rolls.Service)
 }
 
-// deleting refuses a change of a controller that is on its way out.
 func deleting(r *rc.RC, advice string) error {
 	if r.DeletedAt == nil {
 		return nil
 	}
-	return refusedf("rc %s (%s) is marked for deletion since %s; %s", r.Name, r.ID, r.DeletedAt.Format(time.RFC3339), advice)
+	return refusedf("rc %s (%s) was marked for deletion at %s; %s",
+		r.Name, r.ID, r.DeletedAt.Format(time.RFC3339), advice)
 }
 
-// differences returns what changes from one record and manifest to another, one line for each field: "path: before ->
-// after", sorted by path. before and its manifest may be nil.
+// differences returns a line for each field that differs, "path: before -> after", sorted by path. before and its
+// manifest may be nil.
 func differences(before *rc.RC, beforePod *manifest.Manifest, after *rc.RC, afterPod *manifest.Manifest) []string {
 	var lines []string
 	for _, f := range plan.Differences(leavesOf(before, beforePod), leavesOf(after, afterPod)) {
@@ -271,7 +281,7 @@ func differences(before *rc.RC, beforePod *manifest.Manifest, after *rc.RC, afte
 	return lines
 }
 
-// bookkeeping are fields of the record that every change moves, or none.
+// bookkeeping are fields that every change sets, or none.
 var bookkeeping = [...]string{"id", "name", "generation", "changed_by", "allow_mass_stop"}
 
 func leavesOf(r *rc.RC, m *manifest.Manifest) map[string]plan.Leaf {
@@ -288,7 +298,7 @@ func leavesOf(r *rc.RC, m *manifest.Manifest) map[string]plan.Leaf {
 	return into
 }
 
-// same reports whether two records ask for the same. Who asked, and when, does not count.
+// same reports whether two records desire the same pods in the same way.
 func same(a, b *rc.RC) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -20,42 +20,44 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// maxConns is how many connections one command may open.
 const maxConns = 4
 
-// flags is a command line. A conn embeds it by this name, so that its Context is the context.
+// flags is a command line. conn embeds it under this name, because an embedded cli.Context would hide its
+// context.Context.
 type flags = cli.Context
 
-// conn is one command that needs Consul: its command line, where it prints, and the store as it sees it. What several
-// commands look up has a method, what one command does is a function of its file.
+// conn is one command that needs Consul. Its methods look up what several commands need.
 type conn struct {
 	*flags
 	*stdio
 	*store.Store
 	consul *consul.Client
-	deeds  []inspect.Deed // what was written, and what may have been
+	deeds  []inspect.Deed // writes that were made or have an unknown outcome
 }
 
-// connect opens the store that the flags of the program name. It does not talk to Consul yet.
+// connect does not talk to Consul yet.
 func connect(c *cli.Context) (*conn, error) {
 	keys, err := store.NewKeys(c.String("prefix"))
 	if err != nil {
 		return nil, badFlagError(c, "--prefix", err)
 	}
-	client, err := consul.New(consul.Config{Address: c.String("consul-addr"), TokenFile: c.String("token-file"), MaxConns: maxConns})
+	cfg := consul.Config{Address: c.String("consul-addr"), TokenFile: c.String("token-file"), MaxConns: maxConns}
+	client, err := consul.New(cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err := client.CheckToken(); err != nil {
 		client.Close()
-		return nil, &usageError{command: commandName(c), err: fmt.Errorf("--token-file or CONSUL_HTTP_TOKEN_FILE: %w; nothing was asked or written", err)}
+		return nil, &usageError{
+			command: commandName(c),
+			err:     fmt.Errorf("--token-file or CONSUL_HTTP_TOKEN_FILE: %w; Consul was not asked", err),
+		}
 	}
 	s := store.New(client, keys)
 	s.Emulate(feature.Known.Emulated(app.Version))
 	return &conn{flags: c, stdio: stdioOf(c), Store: s, consul: client}, nil
 }
 
-// badFlagError is a value of a flag that a package refused by its own name for it.
 func badFlagError(c *cli.Context, flag string, err error) error {
 	var e *field.Error
 	if errors.As(err, &e) {
@@ -64,21 +66,20 @@ func badFlagError(c *cli.Context, flag string, err error) error {
 	return &usageError{command: commandName(c), err: err}
 }
 
-// empty is asked when there is nothing to list. It tells a cluster that has nothing from a prefix where nothing was
-// ever written, which it notes, and from one that the token may not read, which is an error.
+// empty explains an empty list. It prints a note if the cluster record is missing, and returns an error if that record
+// cannot be read.
 func (s *conn) empty() error {
 	_, err := s.Schema.Get(s.Context, store.Default)
-	if errors.Is(err, store.ErrNotFound) {
-		fmt.Fprintf(s.err, "rcctl: nothing is stored below %s yet (--prefix)\n", s.Keys().Prefix())
+	if isMissing(err) {
+		s.note("nothing is stored below %s yet (--prefix)", s.Keys().Prefix())
 		return nil
 	}
 	return err
 }
 
-// close drops the connections.
 func (s *conn) close() { s.consul.Close() }
 
-// who says for the record who changes something: the owner of the ACL token, else the user of this machine.
+// who returns the owner of the ACL token, else the user of this machine.
 func (s *conn) who(ctx context.Context) (string, error) {
 	name, err := s.consul.ACL.TokenName(ctx)
 	if err != nil || name != "" {
@@ -87,23 +88,20 @@ func (s *conn) who(ctx context.Context) (string, error) {
 	login := account.Name(ctx, os.Getuid())
 	host, err := os.Hostname()
 	if err != nil {
-		return login, nil //nolint:nilerr // a machine without a name is no reason to refuse
+		return login, nil //nolint:nilerr // the user's name alone will do
 	}
 	return login + "@" + host, nil
 }
 
-// onlyArg returns the only argument of a command, which check looks at.
 func onlyArg(c *cli.Context, what string, check func(*cli.Context, string) (string, error)) (string, error) {
 	if c.NArg() > 1 {
-		return "", usagef(c, "unexpected argument %q; allowed: one %s", c.Args().Get(1), what)
+		return "", unexpected(c, 1, "one "+what)
 	}
 	return check(c, c.Args().First())
 }
 
-// noun is an argument or a flag that names something.
 type noun struct{ what, allowed string }
 
-// What arguments name.
 var (
 	rcRef        = noun{"REF", "the name of an rc, its id, or a unique beginning of its id"}
 	nodeName     = noun{"NODE", "the name of a node; rcctl nodes lists them"}
@@ -111,7 +109,6 @@ var (
 	electionName = noun{"NAME", "the name of an election; rcctl election list shows all"}
 )
 
-// check returns a name, if it can be one.
 func (n noun) check(c *cli.Context, name string) (string, error) {
 	var errs field.Errors
 	if errs.CheckName("", name); name == "" || errs != nil {
@@ -120,16 +117,15 @@ func (n noun) check(c *cli.Context, name string) (string, error) {
 	return name, nil
 }
 
-// only returns the only argument of a command, which is such a name.
 func (n noun) only(c *cli.Context) (string, error) { return onlyArg(c, n.what, n.check) }
 
-// idLength is how long the ids of controllers are at the least: they are ULIDs, or begin with one.
+// idLength is the length of a ULID, the shortest id of a controller.
 const idLength = 26
 
-// find finds the controller that REF means. It returns notFoundf, or a *usageError that lists the candidates.
+// find finds the controller that REF names, a name or the beginning of an id. Its error is notFoundf or a *usageError.
 func (s *conn) find(ref string) (store.Rec[rc.RC], error) {
 	named, err := s.FindRC(s.Context, ref)
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
+	if err != nil && !isMissing(err) {
 		return store.Rec[rc.RC]{}, err
 	}
 	found := err == nil
@@ -142,14 +138,14 @@ func (s *conn) find(ref string) (store.Rec[rc.RC], error) {
 	}
 	ids = slices.DeleteFunc(ids, func(id string) bool { return !strings.HasPrefix(id, ref) })
 	if slices.Contains(ids, ref) {
-		ids = []string{ref} // those of other revisions may begin with it
+		ids = []string{ref} // the ids of other revisions may begin with it
 	}
 	if found && !slices.Contains(ids, named.Value.ID) {
 		ids = append(ids, named.Value.ID)
 	}
 	switch len(ids) {
 	case 0:
-		return store.Rec[rc.RC]{}, notFoundf("no rc has the name or id %q; rcctl rc list shows all", ref)
+		return store.Rec[rc.RC]{}, s.noRC(ref)
 	case 1:
 		rec, err := s.RCs.Get(s.Context, store.Consistent, ids[0])
 		if err != nil {
@@ -157,26 +153,46 @@ func (s *conn) find(ref string) (store.Rec[rc.RC], error) {
 		}
 		return rec, nil
 	default:
-		return store.Rec[rc.RC]{}, ambiguous(s.flags, "REF", ref, "what means one rc only, this means:", ids, func(id *string) string {
-			rec, err := s.RCs.Get(s.Context, store.Default, *id)
-			if err != nil {
-				rec.Value.Name = "(unreadable)"
-			}
-			return *id + "  " + rec.Value.Name
-		})
+		return store.Rec[rc.RC]{}, ambiguous(s.flags, "REF", ref, "the name or id of one rc",
+			ids, func(id *string) string {
+				rec, err := s.RCs.Get(s.Context, store.Default, *id)
+				if err != nil {
+					rec.Value.Name = "(unreadable)"
+				}
+				return *id + "  " + rec.Value.Name
+			})
 	}
 }
 
-// maxCandidates bounds how many candidates an ambiguous name lists.
+func (s *conn) noRC(ref string) error {
+	text := fmt.Sprintf("no rc has the name or id %q; ", ref)
+	svc, err := s.Deployed.Get(s.Context, store.Default, ref)
+	switch service, _, is := rc.ParseRevisionName(ref); {
+	case err == nil:
+		text += "it is a service"
+		if there, err := s.RCs.Exists(s.Context, svc.Value.RC); err == nil && there { // else its rollout has failed
+			text += fmt.Sprintf(", and the rc of its revision %d is %s",
+				svc.Value.Revision, rc.RevisionName(ref, svc.Value.Revision))
+		}
+		return notFoundf("%s; rcctl history %s lists its revisions", text, ref)
+	case !isMissing(err):
+		return fmt.Errorf("%swhether it is a service cannot be read: %w", text, err)
+	case is:
+		return notFoundf("%srcctl rc list shows all, and rcctl history %s what became of revisions", text, service)
+	}
+	return notFoundf("%srcctl rc list shows all", text)
+}
+
 const maxCandidates = 10
 
-// ambiguous is a name that means more than one thing: what would mean one, and the candidates, a line each.
+// ambiguous lists the first things that a name matches, a line each.
 func ambiguous[V any](c *cli.Context, name, value, allowed string, found []V, line func(*V) string) error {
+	text := fmt.Sprintf("%s: %q is ambiguous; allowed: %s; it matches:", name, value, allowed)
 	for i := range found[:min(len(found), maxCandidates)] {
-		allowed += "\n  " + line(&found[i])
+		text += "\n  " + line(&found[i])
 	}
 	if left := len(found) - maxCandidates; left > 0 {
-		allowed += fmt.Sprintf("\n  and %d more", left)
+		text += fmt.Sprintf("\n  and %d more", left)
 	}
-	return badFlag(c, name, value, allowed)
+	return usagef(c, "%s", text)
 }

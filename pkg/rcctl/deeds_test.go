@@ -21,7 +21,7 @@ type writer struct {
 	args string
 	verb string // of the audit record
 	what string // how its last write is named
-	was  string // what it has written before that, if anything
+	was  string // the write before that, if any
 }
 
 var writers = []writer{
@@ -36,31 +36,40 @@ var writers = []writer{
 	{args: "node drain n1", verb: "drain", what: "node n1: drain"},
 	{args: "node undrain n2", verb: "undrain", what: "node n2: undrain"},
 	{args: "label node n1 a=b", verb: "label", what: "node n1: label"},
-	{args: "node sweep n1", verb: "sweep-orphan", what: "the request to stop old-main-0 on n1: it runs without a controller"},
 	{
-		args: "node sweep n1", verb: "sweep-orphan", what: "the request to stop old-main-1 on n1: it runs without a controller",
-		was: "the request to stop old-main-0 on n1: it runs without a controller",
+		args: "node sweep n1", verb: "sweep-orphan",
+		what: "the request to stop old-main-0 on n1: it runs without a controller",
+	},
+	{
+		args: "node sweep n1", verb: "sweep-orphan",
+		what: "the request to stop old-main-1 on n1: it runs without a controller",
+		was:  "the request to stop old-main-0 on n1: it runs without a controller",
 	},
 	{args: "node forget n1 --force", verb: "forget-node", what: "node n1: the requests to forget 100 pods more"},
-	{args: "node forget n1 --force", verb: "forget-node", what: "node n1: the requests to forget 38 pods more", was: "node n1: the requests to forget 62 pods"},
+	{
+		args: "node forget n1 --force", verb: "forget-node", what: "node n1: the requests to forget 38 pods more",
+		was: "node n1: the requests to forget 62 pods",
+	},
 	{args: "pod forget lost-main-0", verb: "forget-pod", what: "the request to forget lost-main-0 on n1"},
 	{args: "farm resume", verb: "resume", what: "the reset of the breaker"},
 	{args: "domain set a.example", verb: "set-domain", what: "the domain of the cluster"},
 	{args: "farm release-hold n3", verb: "release-hold", what: "node n3: release-hold"},
 }
 
-// aCluster writes what the commands of writers act on.
+// aCluster writes the records on which the commands in writers act.
 func aCluster(t *testing.T) (s *conn, prefix string) {
 	t.Helper()
 	s, prefix = testConn(t)
 	create(t, s)
 	for _, args := range [][]string{{"apply", "-f", "-"}, {"rc", "disable", "idle"}} {
-		if code, _, errs := run(t, prefix, strings.Replace(goodDocument, "name: web", "name: idle", 1), args...); code != exitDone {
+		if code, _, errs := run(t, prefix, strings.Replace(goodDocument, "name: web", "name: idle", 1),
+			args...); code != exitDone {
 			t.Fatal(errs)
 		}
 	}
 	k := s.Keys()
-	putRecord(t, s, k.Nodes.Key("n1"), `{"name":"n1","orphans":[{"rc_id":"01gone","role":"main","index":0,"pod_id":"old","digest":"d000000000000000000000000000000000000000000000000000000000000000","revision":1},
+	putRecord(t, s, k.Nodes.Key("n1"),
+		`{"name":"n1","orphans":[{"rc_id":"01gone","role":"main","index":0,"pod_id":"old","digest":"d000000000000000000000000000000000000000000000000000000000000000","revision":1},
 		{"rc_id":"01gone","role":"main","index":1,"pod_id":"old","digest":"d000000000000000000000000000000000000000000000000000000000000000","revision":1}]}`)
 	putRecord(t, s, k.Nodes.Key("n2"), `{"name":"n2"}`)
 	putRecord(t, s, k.NodeOps.Key("n2"), `{"name":"n2","unschedulable":true,"drain":{"since":"2026-01-02T03:04:05Z"}}`)
@@ -75,12 +84,13 @@ func aCluster(t *testing.T) (s *conn, prefix string) {
 	return s, prefix
 }
 
-// faultAt lets so many writes of a command pass, does what the verdict says with the next one, and cuts all that follows; by then the
-// operator has left. Every write of an operator has an audit record.
+// faultAt forwards the first pass writes of a command, applies the verdict to the next write, and cuts all later
+// requests. At the first of these later requests it calls leave, which interrupts the command. It recognizes a write by
+// the audit record in it.
 func faultAt(prefix string, pass int, verdict consultest.Verdict, leave func()) func(*http.Request) consultest.Verdict {
 	over := false
 	return func(r *http.Request) consultest.Verdict {
-		body, _ := io.ReadAll(r.Body) // what cannot be read is no write
+		body, _ := io.ReadAll(r.Body) // an unreadable body is no write
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		switch {
 		case over:
@@ -97,16 +107,18 @@ func faultAt(prefix string, pass int, verdict consultest.Verdict, leave func()) 
 	}
 }
 
-// Whoever loses Consul is told what became of the command: nothing was written, this was, or it is not known whether; and in the last
-// case the command that is named shows it.
-func TestWritesTell(t *testing.T) {
+// A command that loses Consul reports what was written, that nothing was written, or that this is unknown. If it is
+// unknown, the message names a command that shows it.
+func TestErrorsReportWhatWasWritten(t *testing.T) {
 	proxy := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	for _, w := range writers {
 		name, passed := w.args, 0
 		if w.was != "" {
 			name, passed = name+" again", 1
 		}
-		for fault, verdict := range map[string]consultest.Verdict{"before": consultest.CutBefore, "after": consultest.CutAfter} {
+		for fault, verdict := range map[string]consultest.Verdict{
+			"before": consultest.CutBefore, "after": consultest.CutAfter,
+		} {
 			t.Run(name+"/"+fault, func(t *testing.T) {
 				s, prefix := aCluster(t)
 				document := strings.Replace(goodDocument, "rack in", "rack notin", 1)
@@ -118,10 +130,12 @@ func TestWritesTell(t *testing.T) {
 				defer leave()
 				proxy.Set(faultAt(prefix, passed, verdict, leave))
 				code, _, errs := runAt(ctx, proxy.Addr, prefix, document, strings.Fields(w.args)...)
-				if told := "\nit is not known whether this was written: " + w.what + "; to see: rcctl audit "; code != exitError || !strings.Contains(errs, told) {
+				if told := "\nit is not known whether this was written: " + w.what +
+					"; to see: rcctl audit "; code != exitError || !strings.Contains(errs, told) {
 					t.Fatalf("exit code %d, want %s\n%s", code, told, errs)
 				}
-				if told := "\nthis was written: " + w.was + "\n"; w.was != "" && !strings.Contains(errs, told) || w.was == "" && strings.Contains(errs, "\nthis was written") {
+				if told := "\nthis was written: " + w.was + "\n"; w.was != "" && !strings.Contains(errs, told) ||
+					w.was == "" && strings.Contains(errs, "\nthis was written") {
 					t.Errorf("want %s\n%s", told, errs)
 				}
 				shows := regexp.MustCompile("to see: rcctl (.*)\n").FindStringSubmatch(errs)[1]
@@ -141,8 +155,9 @@ func TestWritesTell(t *testing.T) {
 	}
 }
 
-// A command that meets no Consul at all, or loses it before its write, has written nothing and says so. One that only reads does not.
-func TestWritesTellThatNothingWasWritten(t *testing.T) {
+// A command that writes reports that nothing was written, if it finds no Consul or loses Consul before its write. A
+// command that only reads does not report this.
+func TestErrorsReportThatNothingWasWritten(t *testing.T) {
 	s, prefix := aCluster(t)
 	proxy := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	index := func() (all []string) {
@@ -158,7 +173,7 @@ func TestWritesTellThatNothingWasWritten(t *testing.T) {
 	was := index()
 	for _, w := range writers {
 		requests := 0
-		for _, allowed := range []int{0, 2} { // each reads more often before it writes
+		for _, allowed := range []int{0, 2} { // each command sends more reads before it writes
 			proxy.Set(func(*http.Request) consultest.Verdict {
 				if requests++; requests > allowed {
 					return consultest.CutBefore
@@ -176,55 +191,63 @@ func TestWritesTellThatNothingWasWritten(t *testing.T) {
 	}
 	proxy.Set(consultest.Always(consultest.CutBefore))
 	for _, args := range [][]string{{"rc", "list"}, {"rc", "get", "web"}, {"nodes"}, {"pods"}, {"audit"}} {
-		if code, _, errs := runAt(t.Context(), proxy.Addr, prefix, "", args...); code != exitError || strings.Contains(errs, "written") {
+		if code, _, errs := runAt(t.Context(), proxy.Addr, prefix, "", args...); code != exitError ||
+			strings.Contains(errs, "written") {
 			t.Errorf("%v: exit code %d\n%s", args, code, errs)
 		}
 	}
 }
 
-// A change whose answer was lost, or that Consul never got, is made when Consul is there again, once.
+// If Consul's answer to a change was lost, or Consul never got the change, the change is made once when Consul is back.
 func TestALostAnswerIsNoFailure(t *testing.T) {
 	proxy := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	for _, verdict := range []consultest.Verdict{consultest.CutBefore, consultest.CutAfter} {
 		s, prefix := testConn(t)
 		r := create(t, s)
 		proxy.Set(consultest.OnTxn(verdict))
-		if code, _, errs := runAt(t.Context(), proxy.Addr, prefix, "", "rc", "scale", "web", "7"); code != exitDone || errs != "" {
+		if code, _, errs := runAt(t.Context(), proxy.Addr, prefix, "", "rc", "scale", "web", "7"); code != exitDone ||
+			errs != "" {
 			t.Errorf("exit code %d: %s", code, errs)
 		}
-		if rec, err := s.RCs.Get(t.Context(), store.Consistent, r.ID); err != nil || rec.Value.Generation != 2 || rec.Value.Desired() != 7 {
+		if rec, err := s.RCs.Get(t.Context(), store.Consistent, r.ID); err != nil || rec.Value.Generation != 2 ||
+			rec.Value.Desired() != 7 {
 			t.Errorf("%+v, %v", rec.Value, err)
 		}
 	}
 }
 
-// On a cluster without records these come first. A time-out leaves open whether they are there.
-func TestTheFirstRecordsAreTold(t *testing.T) {
+// In an empty cluster a command writes the cluster's first records before its own. An error reports them, too.
+func TestErrorsReportTheFirstRecords(t *testing.T) {
 	proxy := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	_, prefix := testConn(t)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	proxy.Set(faultAt(prefix, 0, consultest.CutAfter, leave))
 	code, _, errs := runAt(ctx, proxy.Addr, prefix, goodDocument, "apply", "-f", "-")
-	if code != exitError || !strings.Contains(errs, "\nthis was written: the records that a new cluster begins with\nit is not known whether this was written: rc web: create, generation 1;") {
+	if code != exitError ||
+		!strings.Contains(errs,
+			"\nthis was written: the records that a new cluster begins with\nit is not known whether this was "+
+				"written: rc web: create, generation 1;") {
 		t.Errorf("exit code %d\n%s", code, errs)
 	}
 }
 
-// Consul takes a request and says nothing until the call times out.
-func TestATimeOutTells(t *testing.T) {
+// If Consul accepts a request and does not answer, the call times out, and the error reports what was written.
+func TestATimeoutReportsWhatWasWritten(t *testing.T) {
 	_, prefix := aCluster(t)
 	proxy := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	proxy.Set(faultAt(prefix, 1, consultest.Stall, func() {}))
 	code, _, errs := runAt(t.Context(), proxy.Addr, prefix, "", "node", "sweep", "n1")
 	want := "\nthis was written: the request to stop old-main-0 on n1: it runs without a controller" +
-		"\nit is not known whether this was written: the request to stop old-main-1 on n1: it runs without a controller; to see: rcctl audit --node n1\n"
+		"\nit is not known whether this was written: the request to stop old-main-1 on n1: it runs without a " +
+		"controller; to see: rcctl audit --node n1\n"
 	if code != exitError || !strings.Contains(errs, "deadline exceeded") || !strings.HasSuffix(errs, want) {
 		t.Errorf("exit code %d\n%s", code, errs)
 	}
 }
 
-// registerPassing registers what a living preparer registers. Nothing renews it within the hour that it passes.
+// registerPassing registers the service of a living preparer in Consul. Its check passes for an hour, and nothing
+// renews it.
 func registerPassing(t *testing.T, prefix, node string) {
 	t.Helper()
 	service, err := passingService(prefix, node)

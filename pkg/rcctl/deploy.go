@@ -19,16 +19,16 @@ import (
 )
 
 func deployCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "deploy", Usage: "make services what their documents say, in stages",
-		UsageText: "rcctl deploy -f FILE | --plan FILE [--yes] [--detach | --timeout 5m] [--recreate] [--strategy STRATEGY] [--sign-key KEY]",
-		Description: `Shows the plan, asks, writes it, and shows how the rollout goes until it ends, or how pods come and go where the plan
-needs no rollout. Farms carry it out: Ctrl-C, or --timeout, only ends the display. Nothing is written where one of the
-plans is refused, or where something changed since they were made. Exit code 5 says that a rollout failed, was rolled
-back or aborted, that pods cannot become available, or that the display ended before it did.
+	return leaf("deploy -f FILE | --plan FILE [--yes] [--detach | --timeout 5m] [--recreate] [--strategy STRATEGY] "+
+		"[--sign-key KEY]",
+		"make services what their documents say, in stages",
+		`Shows the plan, asks for confirmation, writes it, and shows the rollout until it ends, or the pods if the plan
+needs no rollout. Farms carry it out: Ctrl-C, or --timeout, only ends the display. If one of the plans is refused, or
+if something changed since they were made, nothing is written. Exit code 5 means that a rollout failed, was rolled back
+or aborted, that pods cannot become available, or that the display ended first.
 
---plan carries a plan out that rcctl plan --out has saved. It is refused (exit code 4) if a document in effect, a controller,
-a rollout or the epoch of the cluster has changed since, or if it would do something else than it showed.
+--plan carries out a plan that rcctl plan --out has saved. It is refused (exit code 4) if a document in effect, a
+controller, a rollout or the epoch of the cluster has changed since, or if it would do something else than it showed.
 
 Examples:
   rcctl deploy -f web.yaml
@@ -51,14 +51,15 @@ A document, with the fields that are used most; docs/deploying.md has all of the
     - {name: http, dynamic: true}
     health:
       http: {port: http, path: /health}`,
-		Flags: append(append([]cli.Flag{fileFlag(), savedFlag()}, runFlags()...), append(planFlags(), &cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"})...),
-		Action: func(c *cli.Context) error {
+		func(c *cli.Context) error {
 			if c.IsSet("plan") {
 				return onConn(readSaved, deploySaved)(c)
 			}
 			return onConn(readDeploy, runDeploy)(c)
 		},
-	})
+		fileFlag(), savedFlag(), runFlags(), planFlags(),
+		signKeyFlag(),
+	)
 }
 
 func runDeploy(s *conn, specs []*record.ServiceSpec) error {
@@ -69,14 +70,13 @@ func runDeploy(s *conn, specs []*record.ServiceSpec) error {
 	return carryOut(s, all)
 }
 
-// runFlags are those of the commands that start rollouts.
 func runFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask; needed where nobody can be asked"},
-		&cli.BoolFlag{Name: "detach", Usage: "return when it is written"},
-		timeoutFlag("`TIME` after which the display ends, with exit code 5; what was written is carried out all the same"),
+	return slices.Concat(
+		toggle("yes/y", "do not ask for confirmation; required without a terminal"),
+		toggle("detach", "return when it is written"),
+		timeoutFlag("`TIME` after which the display ends, with exit code 5; the farms go on"),
 		massStopFlag(),
-	}
+	)
 }
 
 func readDeploy(c *cli.Context) ([]*record.ServiceSpec, error) {
@@ -87,19 +87,17 @@ func readDeploy(c *cli.Context) ([]*record.ServiceSpec, error) {
 	return specs, err
 }
 
-// mayRun refuses a command that has to ask where nobody can answer, and flags of runFlags that do not go together.
 func mayRun(c *cli.Context) error {
 	std := stdioOf(c)
 	if c.Bool("detach") && c.IsSet("timeout") {
-		return badFlag(c, "--timeout", c.String("timeout"), "no time together with --detach, which waits for nothing")
+		return badOption(c, "timeout", "no --timeout together with --detach, because that does not wait")
 	}
 	if !c.Bool("yes") && (!isTerminal(std.in) || !isTerminal(unguarded(std.out)) || c.String("file") == "-") {
-		return usagef(c, "--yes: missing; needed where nobody can be asked, since this is no terminal")
+		return usagef(c, "--yes: missing; required, because nobody can confirm the plan on a terminal")
 	}
 	return nil
 }
 
-// carryOut shows plans, asks, runs them one after the other and shows how they go.
 func carryOut(s *conn, all []*planned) error {
 	writePlans(s.out, all, coloured(s.out))
 	if !anyChange(all) {
@@ -125,7 +123,7 @@ func carryOut(s *conn, all []*planned) error {
 		switch {
 		case p.plan.Empty():
 		case s.Bool("detach") || p.plan.Allows():
-			fmt.Fprintf(s.out, "next: %s\n", watches(&p.plan))
+			s.printLine("next: %s", watches(&p.plan))
 		default:
 			errs = append(errs, f.follow(s.Context, &p.plan))
 		}
@@ -133,7 +131,7 @@ func carryOut(s *conn, all []*planned) error {
 	return errors.Join(errs...)
 }
 
-// watches is the command that goes on with, or shows, what a plan has written.
+// watches returns the command to type next.
 func watches(p *plan.Plan) string {
 	switch changed := p.Changed(); {
 	case p.Allows():
@@ -147,17 +145,17 @@ func watches(p *plan.Plan) string {
 	}
 }
 
-// follower shows how plans are carried out that were written.
 type follower struct {
 	s     *conn
-	limit time.Duration // from the first plan to the last
+	limit time.Duration // for all plans together
 	until time.Time
 }
 
-// lookLimit is how long the state of a service is asked for that the display reaches when its time is up.
+// lookLimit is the least time that follow has for one plan, so it reads the state of each service even after the time
+// limit.
 const lookLimit = 5 * time.Second
 
-// follow shows one plan until it is carried out, or cannot be, or the time is up.
+// follow shows one plan until it is carried out, cannot be, or the time limit passes.
 func (f *follower) follow(ctx context.Context, p *plan.Plan) error {
 	left := max(time.Until(f.until), lookLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, left, fmt.Errorf("not done after %s", f.limit))
@@ -172,8 +170,8 @@ func (f *follower) follow(ctx context.Context, p *plan.Plan) error {
 	return errors.Join(errs...)
 }
 
-// served waits until a controller has as many available pods as it asks for. That another pod cannot leave its node
-// does not matter here. What is written stays, whatever ends the wait.
+// served waits until as many pods are available as the controller asks for. It ignores a pod that cannot move off its
+// node.
 func (f *follower) served(ctx context.Context, want rc.RC, limit time.Duration) error {
 	var halt halts
 	o, err := waitRC(ctx, f.s, want, limit, "converged", func(o inspect.Observation) (bool, error) {
@@ -184,10 +182,12 @@ func (f *follower) served(ctx context.Context, want rc.RC, limit time.Duration) 
 		case done || st == nil || st.ObservedGeneration != want.Generation:
 			return done, nil
 		case st.Is(rc.BreakerTripped) && want.AllowMassStop == want.Generation:
-			return false, waitEndedf("rc %s: the mass-stop breaker withholds stops until you reset it: rcctl farm resume", want.Name)
+			const text = "rc %s: the mass-stop breaker withholds stops until you reset it: rcctl farm resume"
+			return false, waitEndedf(text, want.Name)
 		case st.Is(rc.BreakerTripped):
-			return false, waitEndedf("rc %s: the mass-stop breaker withholds stops; where they are meant, give the command again "+
-				"with --allow-mass-stop, then: rcctl farm resume", want.Name)
+			return false,
+				waitEndedf("rc %s: the mass-stop breaker withholds stops; if you mean these stops, repeat the "+
+					"command with --allow-mass-stop, then: rcctl farm resume", want.Name)
 		}
 		return false, halt.look(ctx, f.s, &want, inspect.Unblocked(o))
 	})
@@ -198,7 +198,6 @@ func (f *follower) served(ctx context.Context, want rc.RC, limit time.Duration) 
 	return nil
 }
 
-// start writes one plan.
 func start(ctx context.Context, s *conn, p *planned) error {
 	if p.plan.Empty() {
 		return nil
@@ -212,19 +211,19 @@ func start(ctx context.Context, s *conn, p *planned) error {
 	}
 	p.plan = done
 	if id := done.Rollout(); id != "" {
-		fmt.Fprintf(s.out, "service %s: rollout %s started\n", name, id)
+		s.printLine("service %s: rollout %s started", name, id)
 	} else {
-		fmt.Fprintf(s.out, "service %s: changed\n", name)
+		s.printLine("service %s: changed", name)
 	}
 	return nil
 }
 
-// confirm asks on the terminal. Any answer but yes, and the end of ctx, is an error.
+// confirm asks on the terminal. An answer other than yes, and the end of ctx, is an error.
 func confirm(ctx context.Context, std *stdio) error {
 	fmt.Fprint(std.out, "deploy this? [y/N] ")
 	answer := make(chan string, 1)
 	go func() {
-		line, _ := bufio.NewReader(std.in).ReadString('\n') // no line is no
+		line, _ := bufio.NewReader(std.in).ReadString('\n') // an unread line means no
 		answer <- line
 	}()
 	select {
@@ -243,21 +242,19 @@ func confirm(ctx context.Context, std *stdio) error {
 }
 
 func planCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "plan", Usage: "show what deploying a document would do; writes nothing",
-		UsageText: "rcctl plan -f FILE [--out FILE] [--recreate] [--strategy STRATEGY] [-o table|json|yaml]",
-		Description: `Exit code 0: the services are as the documents say. Exit code 6: there is something to do. What cannot work is refused with exit
-code 4, the reason and what would work. --out saves the plan, for somebody else or a later hour to carry out. The file holds
-the values of env: it can be read by you alone.
+	return leaf("plan -f FILE [--out FILE] [--recreate] [--strategy STRATEGY] [-o table|json|yaml]",
+		"show what deploying a document would do; writes nothing",
+		`Exit code 0: the services are as in the documents. Exit code 6: there is something to do. A plan that cannot
+work is refused with exit code 4, the reason, and what would work. --out saves the plan, so that you or somebody else
+can carry it out later. The file contains the values of env, so only you can read it.
 
 Examples:
   rcctl plan -f web.yaml
   rcctl plan -f web.yaml --out web.plan        then: rcctl deploy --plan web.plan
   rcctl plan -f web.yaml --strategy in-place
   rcctl plan -f web.yaml -o json | jq '.[].change.fields[] | [.path, .from, .to]'`,
-		Flags:  append([]cli.Flag{fileFlag(), outFlag(), outputFlag(), massStopFlag()}, planFlags()...),
-		Action: onConn(readServices, runPlan),
-	})
+		onConn(readServices, runPlan), fileFlag(), outFlag(), outputFlag(), massStopFlag(), planFlags(),
+	)
 }
 
 func runPlan(s *conn, specs []*record.ServiceSpec) error {
@@ -283,10 +280,12 @@ func anyChange(all []*planned) bool {
 	return slices.ContainsFunc(all, func(p *planned) bool { return !p.plan.Empty() })
 }
 
-// maxPlanFields bounds how many fields of one document are shown.
 const maxPlanFields = 40
 
-// writePlans shows plans: the difference by field, the tree of operations, a summary.
+var signColours = map[plan.Sign]colour{
+	plan.Added: green, plan.Removed: red, plan.Changed: yellow, plan.Replaced: yellow,
+}
+
 func writePlans(w io.Writer, all []*planned, colours bool) {
 	total := map[plan.Sign]int{}
 	for _, p := range all {
@@ -299,7 +298,8 @@ func writePlans(w io.Writer, all []*planned, colours bool) {
 		fmt.Fprintln(w, "plan: nothing to do")
 		return
 	}
-	fmt.Fprintf(w, "plan: %d to add, %d to change, %d to replace, %d to remove\n", total[plan.Added], total[plan.Changed], total[plan.Replaced], total[plan.Removed])
+	fmt.Fprintf(w, "plan: %d to add, %d to change, %d to replace, %d to remove\n",
+		total[plan.Added], total[plan.Changed], total[plan.Replaced], total[plan.Removed])
 }
 
 func writePlan(w io.Writer, p *planned, colours bool) {
@@ -327,8 +327,7 @@ func writePlan(w io.Writer, p *planned, colours bool) {
 	for _, l := range p.plan.Lines() {
 		sign := fmt.Sprintf("%-3s", l.Sign) // all in the same width
 		if colours {
-			shade := map[plan.Sign]colour{plan.Added: green, plan.Removed: red, plan.Changed: yellow, plan.Replaced: yellow}[l.Sign]
-			sign = string(shade) + sign + string(plainColour)
+			sign = string(signColours[l.Sign]) + sign + string(plainColour)
 		}
 		text := l.Text
 		if l.Where != nil {

@@ -2,7 +2,6 @@ package rcctl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -20,18 +19,15 @@ import (
 )
 
 func describeCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "describe", Usage: "show all that is known of one pod",
-		UsageText: "rcctl pod describe POD [--rc REF] [--node NODE] [-o table|json|yaml]",
-		Description: `What the farm decided, what the node was told, what the node says, and what was done about the pod lately. POD is a
-name as rcctl pods shows it, or RC/ROLE.INDEX, or a unique beginning of one.
+	return leaf("describe POD [--rc REF] [--node NODE] [-o table|json|yaml]", "show all that is known of one pod",
+		`Shows the farm's placement, the node's intent, the node's report, and the latest audit entries about the pod.
+POD is a name as rcctl pods shows it, or RC/ROLE.INDEX, or a unique beginning of one.
 
 Examples:
   rcctl pod describe web-main-0
   rcctl pod describe web/main.0 -o json | jq .reality`,
-		Flags:  append(podFlags(), outputFlag()),
-		Action: onConn(onePod, runDescribe),
-	})
+		onConn(onePod, runDescribe), podFlags(), outputFlag(),
+	)
 }
 
 func runDescribe(s *conn, ref string) error {
@@ -47,14 +43,16 @@ func runDescribe(s *conn, ref string) error {
 	return s.print(d, corrupt, func(w io.Writer) error { return writeDescription(w, &d, time.Now()) })
 }
 
-// podRecords reads what the list of pods does not hold. Records that cannot be read are left out and returned.
-func podRecords(ctx context.Context, s *conn, view *inspect.PodView) (in *inspect.PodRecords, corrupt []error, err error) {
+// podRecords also returns errors about unreadable records.
+func podRecords(ctx context.Context, s *conn, view *inspect.PodView) (in *inspect.PodRecords,
+	corrupt []error, err error,
+) {
 	id, in := view.Identity(), &inspect.PodRecords{}
 	rec, err := s.Nodes.Get(ctx, store.Consistent, view.Node)
 	switch {
 	case isCorrupt(err):
 		corrupt = append(corrupt, err)
-	case err != nil && !errors.Is(err, store.ErrNotFound):
+	case err != nil && !isMissing(err):
 		return nil, nil, fmt.Errorf("read node %s: %w", view.Node, err)
 	default:
 		in.Node = &rec
@@ -69,7 +67,7 @@ func podRecords(ctx context.Context, s *conn, view *inspect.PodView) (in *inspec
 	}
 	corrupt = append(corrupt, bad...)
 	at := store.At{Node: view.Node, Identity: id}
-	realities, bad, err := s.RealitiesAt(ctx, []store.At{at}, false)
+	realities, bad, err := s.RealitiesAt(ctx, []store.At{at}, store.Default)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read reality: %w", err)
 	}
@@ -97,7 +95,8 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 		node = "its machine is gone"
 	}
 	out.line("Node", "%s (%s)", d.Node, node)
-	out.line("Kind", "%s", d.Kind+map[bool]string{true: ": a service that this node has for itself, and no farm"}[local])
+	out.line("Kind", "%s",
+		d.Kind+map[bool]string{true: ": a service that the node runs without a farm"}[local])
 	out.line("State", "%s%s", d.State, lastsText(now, d.Since))
 	out.line("Available", "%s", yesNo(d.Available))
 	if d.Message != "" {
@@ -114,7 +113,8 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 		out.line("Labels", "%s", inspect.LabelText(d.Labels))
 	}
 	if d.Kind == inspect.Placed {
-		out.line("Placement", "%s, manifest %s, revision %d%s", d.RunState, inspect.Short(d.Digest), d.Revision, lastsText(now, d.ChangedAt))
+		out.line("Placement", "%s, manifest %s, revision %d%s",
+			d.RunState, inspect.Short(d.Digest), d.Revision, lastsText(now, d.ChangedAt))
 	}
 	for _, g := range d.Ghosts {
 		out.line("Former node", "%s%s", g.Node, lastsText(now, &g.Since))
@@ -123,9 +123,10 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 	case in != nil:
 		out.line("Intent", "%s, manifest %s, revision %d", in.State, inspect.Short(in.Digest), in.Revision)
 	case local:
-		out.line("Assignment", "by requests to the node, which keeps them in its own files; change it: rcctl scale-request %s", d.Node)
+		out.line("Assignment",
+			"by requests to the node, which keeps them in its own files; change it: rcctl scale-request %s", d.Node)
 	default:
-		out.line("Intent", "none: the node is told nothing about it")
+		out.line("Intent", "none: the farm asks nothing of the node about it")
 	}
 	report := func(r *pod.Reality) string {
 		return fmt.Sprintf("%s, manifest %s, revision %d", r.State, inspect.Short(r.Digest), r.Revision)
@@ -134,7 +135,8 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 	case d.Reality != nil:
 		out.line("Reality", "%s", report(d.Reality))
 	case d.LastReality != nil:
-		out.line("Reality", "unknown, because nothing speaks for the node; before that it was %s", report(d.LastReality))
+		out.line("Reality", "unknown, because no preparer reports for the node; its last report: %s",
+			report(d.LastReality))
 	default:
 		out.line("Reality", "none: the node has reported nothing")
 	}
@@ -142,12 +144,12 @@ func writeDescription(w io.Writer, d *inspect.PodDescription, now time.Time) err
 		out.line("Events", "none on record")
 	}
 	for i, e := range d.Events {
-		out.line(map[bool]string{true: "Events"}[i == 0], "%s  %s  by %s", e.At.Format(time.RFC3339), forTerminal(e.What), e.Who)
+		out.line(map[bool]string{true: "Events"}[i == 0], "%s  %s  by %s",
+			e.At.Format(time.RFC3339), forTerminal(e.What), e.Who)
 	}
 	return out.err
 }
 
-// sheet prints names and values below each other.
 type sheet struct {
 	w   io.Writer
 	err error
@@ -159,15 +161,13 @@ func (s *sheet) line(name, format string, args ...any) {
 	}
 }
 
-// lastsText is empty for a time that is not known.
 func lastsText(now time.Time, at *time.Time) string {
 	if at == nil || at.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf(", for %s (since %s)", inspect.Age(now, *at), at.UTC().Format(time.RFC3339))
+	return fmt.Sprintf(", for %s (since %s)", inspect.Age(now, *at), inspect.At(*at))
 }
 
-// exitText says how a process ended.
 func exitText(e *pod.Exit) string {
 	switch {
 	case e.OutOfMemory, e.Reason != "":
@@ -182,6 +182,8 @@ func exitText(e *pod.Exit) string {
 }
 
 func portsText(ports map[string]int) string {
-	all := field.Each(slices.Sorted(maps.Keys(ports)), func(name string) string { return name + "=" + strconv.Itoa(ports[name]) })
+	all := field.Each(slices.Sorted(maps.Keys(ports)), func(name string) string {
+		return name + "=" + strconv.Itoa(ports[name])
+	})
 	return strings.Join(all, ",")
 }

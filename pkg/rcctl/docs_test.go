@@ -19,7 +19,8 @@ import (
 func TestDocumentOfTheHelpIsValid(t *testing.T) {
 	_, text, _ := strings.Cut(applyCommand().Description, "\n\nA document, ")
 	_, text, _ = strings.Cut(text, ":\n")
-	data, err := document.ToJSON([]byte(strings.Replace(text, "64 hex digits", strings.Repeat("a", 64), 1)), "a controller")
+	data, err := document.ToJSON([]byte(strings.Replace(text, "64 hex digits", strings.Repeat("a", 64), 1)),
+		"a controller")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +29,7 @@ func TestDocumentOfTheHelpIsValid(t *testing.T) {
 	}
 }
 
-// The help of each command says how it is typed and gives examples, and a script runs it.
+// The help of each command has its synopsis and examples, and a script runs each command.
 func TestEveryCommand(t *testing.T) {
 	scripts := scriptsWithoutHelp(t)
 	eachCommand("rcctl", App().Commands, func(name string, c *cli.Command) {
@@ -45,7 +46,7 @@ func TestEveryCommand(t *testing.T) {
 	})
 }
 
-// allowedIn is what a group of commands says of the commands that it has.
+// allowedIn returns the part of an error that lists the commands of a group.
 func allowedIn(group string) string {
 	var names []string
 	for _, c := range App().Command(group).Subcommands {
@@ -55,7 +56,7 @@ func allowedIn(group string) string {
 	return "allowed: " + field.Or(names...)
 }
 
-// eachCommand calls f for each command that has no subcommands, with all of its name.
+// eachCommand calls f for each command that has no subcommands, with the full name of the command.
 func eachCommand(parent string, commands []*cli.Command, f func(name string, c *cli.Command)) {
 	for _, c := range commands {
 		name := parent + " " + c.Name
@@ -66,7 +67,7 @@ func eachCommand(parent string, commands []*cli.Command, f func(name string, c *
 	}
 }
 
-// scriptsWithoutHelp returns the lines of all scripts that run rcctl, but for those that ask for help.
+// scriptsWithoutHelp returns the lines of all scripts that run rcctl. It leaves out lines that ask for help.
 func scriptsWithoutHelp(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("testdata/script/*.txtar")
@@ -79,8 +80,25 @@ func scriptsWithoutHelp(t *testing.T) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines = append(lines, regexp.MustCompile(`(?m)^(?:! )?(?:exec|exits \d+) (?:.* )?rcctl .*$`).FindAllString(string(data), -1)...)
+		lines = append(lines,
+			regexp.MustCompile(`(?m)^(?:! )?(?:exec|exits \d+) (?:.* )?rcctl .*$`).FindAllString(string(data), -1)...)
 	}
 	lines = slices.DeleteFunc(lines, regexp.MustCompile(` (-h|--help)\b`).MatchString)
 	return strings.Join(lines, "\n")
+}
+
+// Errors of each command that writes records report what was written. Each other command is listed here.
+func TestEachCommandWritesOrReads(t *testing.T) {
+	t.Parallel()
+	reads := []string{
+		"plan", "rollout list", "rollout status", "history", "diff", "service list", "service schema", "rc get",
+		"rc list", "rc status", "rc explain", "rc schema", "sign", "manifest check", "manifest canonical",
+		"manifest schema", "pods", "pod describe", "logs", "exec", "place", "nodes", "farms", "farm gate",
+		"domain show", "election list", "election show", "audit", "acl policy", "dev",
+	}
+	eachCommand("rcctl", App().Commands, func(name string, _ *cli.Command) {
+		if only := strings.TrimPrefix(name, "rcctl "); only != "help" && writes(name) == slices.Contains(reads, only) {
+			t.Errorf("%s: writes is %t; should the list of this test have the command?", name, writes(name))
+		}
+	})
 }

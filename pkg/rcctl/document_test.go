@@ -11,10 +11,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Whatever the file holds, it is refused with field errors or read as JSON; and a document that is accepted makes a
-// record that can be read back.
+// A file of any content is refused with field errors, or converted to JSON. An accepted document makes a record that
+// can be read back.
 func FuzzDocument(f *testing.F) {
-	for _, seed := range []string{goodDocument, "a: *b", "a: &a [*a]", "<<: {a: 1}", "a: !!binary x", "? [a]\n: b", "{", "\x00", "---\n---\n", "a: 1e999"} {
+	for _, seed := range []string{
+		goodDocument, "a: *b", "a: &a [*a]", "<<: {a: 1}", "a: !!binary x", "? [a]\n: b", "{",
+		"\x00", "---\n---\n", "a: 1e999",
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -20,19 +19,16 @@ import (
 )
 
 func domainShowCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "show", Usage: "show the domain, and the host names of services",
-		UsageText: "rcctl domain show [-o table|json|yaml]",
-		Description: `Services whose documents name no host get the meta host, <service>.<domain>, when they are deployed.
-NEXT is the host name that the next deploy of a service's document gives it; a dash: the one that it has. A document
-that names a host keeps it.
+	return leaf("show [-o table|json|yaml]", "show the domain, and the host names of services",
+		`Services whose documents name no host get the meta host, <service>.<domain>, when they are deployed.
+NEXT is the host name that the next deploy of a service's document gives it; a dash: no change. A document that names a
+host keeps it.
 
 Examples:
   rcctl domain show
   rcctl domain show -o json | jq -r '.services[] | select(.next) | .service'`,
-		Flags:  []cli.Flag{outputFlag()},
-		Action: onList(runDomainShow),
-	})
+		onList(runDomainShow), outputFlag(),
+	)
 }
 
 func runDomainShow(s *conn) error {
@@ -49,19 +45,19 @@ func runDomainShow(s *conn) error {
 		line := "no domain: services get no host name, unless their documents name one; " +
 			"set one: rcctl domain set apps.example"
 		if v.Domain != "" {
-			line = fmt.Sprintf("domain %s, by %s at %s", v.Domain, v.By, v.At.UTC().Format(time.RFC3339))
+			line = fmt.Sprintf("domain %s, by %s at %s", v.Domain, v.By, inspect.At(v.At))
 		}
 		fmt.Fprintln(w, clean(line))
 		if len(v.Services) == 0 {
 			return nil
 		}
-		tb := table{header: []string{"SERVICE", "HOST", "NEXT"}, paint: -1}
+		tb := columns("SERVICE", "HOST", "NEXT")
 		for _, h := range v.Services {
 			next := ""
 			if h.Next != nil {
 				next = cmp.Or(*h.Next, noHost)
 			}
-			tb.rows = append(tb.rows, []string{h.Service, cmp.Or(h.Host, noHost), next})
+			tb.add(h.Service, cmp.Or(h.Host, noHost), next)
 		}
 		if err := tb.write(w, coloured(w)); err != nil {
 			return err
@@ -73,26 +69,22 @@ func runDomainShow(s *conn) error {
 	})
 }
 
-// noHost stands for what is not there.
 const noHost = "(none)"
 
 func domainSetCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "set", Usage: "set the domain below which services get their host names",
-		UsageText: "rcctl domain set DOMAIN",
-		Description: `No pod changes at once. A service takes the domain when its document is deployed the next time, also where
-the document is as it was: the plan shows the other host name, and new pods come, because the host name is in their
-manifest. rcctl scale keeps the host name, and rcctl rollback brings back the one of then. It also mends settings that
-cannot be read.
+	return leaf("set DOMAIN", "set the domain below which services get their host names",
+		`No pod changes at once. A service takes the domain when its document is deployed the next time, even if the
+document has not changed: the plan shows the new host name and replaces the pods, because the host name is in their
+manifest. rcctl scale keeps the host name, and rcctl rollback restores the former one. The command also replaces
+settings that cannot be read.
 
 Examples:
   rcctl domain set apps.example.org
   rcctl domain set apps.example.org && rcctl domain show`,
-		Action: onConn(readDomain, runDomainSet),
-	})
+		onConn(readDomain, runDomainSet),
+	)
 }
 
-// readDomain reads the only argument.
 func readDomain(c *cli.Context) (string, error) {
 	domain := c.Args().First()
 	var errs field.Errors
@@ -100,7 +92,7 @@ func readDomain(c *cli.Context) (string, error) {
 	case c.NArg() == 0:
 		errs.Missing("domain", record.DomainAllowed)
 	case c.NArg() > 1:
-		return "", usagef(c, "unexpected argument %q; allowed: DOMAIN", c.Args().Get(1))
+		return "", unexpected(c, 1, "DOMAIN")
 	default:
 		record.CheckDomain(&errs, "domain", domain)
 	}
@@ -111,16 +103,14 @@ func readDomain(c *cli.Context) (string, error) {
 }
 
 func domainUnsetCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "unset", Usage: "have services get no host names any more",
-		UsageText: "rcctl domain unset",
-		Description: `No pod changes at once. A service loses its host name when its document is deployed the next time, unless
+	return leaf("unset", "remove the domain: services get no host names any more",
+		`No pod changes at once. A service loses its host name when its document is deployed the next time, unless
 the document names one.
 
 Examples:
   rcctl domain unset`,
-		Action: onList(func(s *conn) error { return runDomainSet(s, "") }),
-	})
+		onList(func(s *conn) error { return runDomainSet(s, "") }),
+	)
 }
 
 func runDomainSet(s *conn, domain string) error {
@@ -151,33 +141,34 @@ func runDomainSet(s *conn, domain string) error {
 	case err != nil:
 		return fmt.Errorf("set the domain: %w", err)
 	case same && domain == "":
-		fmt.Fprintln(s.out, "there is no domain; nothing was written")
+		s.printLine("there is no domain; nothing was written")
 	case same:
-		fmt.Fprintf(s.out, "the domain is %s already; nothing was written\n", domain)
+		s.printLine("the domain is %s already; nothing was written", domain)
 	default:
-		fmt.Fprintf(s.out, "the domain is %s; it was %s\n", cmp.Or(domain, noHost), clean(was))
-		fmt.Fprintln(s.out, "services take it at their next deploy, "+
-			"which replaces the pods of those with another host name: rcctl domain show")
+		s.printLine("the domain is %s; it was %s", cmp.Or(domain, noHost), clean(was))
+		s.printLine("services take it at their next deploy, " +
+			"which replaces their pods if the host name changes: rcctl domain show")
 	}
 	return nil
 }
 
-// ofDomain reads the cluster's domain for a document that names no host. A record that cannot be read is not taken for
-// none: pods would be replaced for nothing.
+// ofDomain returns the domain for a document that names no host. An unreadable record is an error, because a plan
+// without the domain could replace pods needlessly.
 func (s *conn) ofDomain(ctx context.Context) (*plan.Domain, error) {
 	rec, err := s.PresentSettings(ctx)
 	switch {
 	case isCorrupt(err):
-		return nil, refusedf("the cluster's domain cannot be read, so that pods could be replaced for nothing: %v; "+
-			"set it again: rcctl domain set DOMAIN; nothing was written", err)
+		return nil,
+			unwrittenf("the cluster's domain cannot be read, and without it pods could be replaced needlessly: "+
+				"%v; set it again: rcctl domain set DOMAIN", err)
 	case err != nil:
 		return nil, fmt.Errorf("read the cluster's domain: %w", err)
 	}
 	return &plan.Domain{Name: rec.Value.Domain, Index: rec.Index}, nil
 }
 
-// comesBack says, behind a semicolon, that a document has the host name of another domain than the cluster's; "" where
-// it has not, or nobody can tell.
+// comesBack returns a remark if the document's host name is the service's name in another domain than the cluster's,
+// else "".
 func (s *conn) comesBack(ctx context.Context, spec *record.ServiceSpec) string {
 	rec, err := s.PresentSettings(ctx)
 	host := spec.Host()
@@ -187,9 +178,8 @@ func (s *conn) comesBack(ctx context.Context, spec *record.ServiceSpec) string {
 	if host == record.HostOf(spec.Name, rec.Value.Domain) {
 		return ""
 	}
-	return fmt.Sprintf("; its host name %s comes back too: the domain is %s, which the next rcctl deploy takes",
+	return fmt.Sprintf("; this restores its host name %s, too: the domain is %s, which the next rcctl deploy takes",
 		host, rec.Value.Domain)
 }
 
-// changedDomain reports whether a write was refused because the domain is another one than the plan was made with.
 func changedDomain(err error) bool { return errors.Is(err, store.ErrSettingsChanged) }

@@ -12,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// Who deploys while somebody else sets the domain is refused, and told why; a service that has a host name of its own,
-// and one that is scaled, is not.
+// A deployment is refused, with the reason, if somebody else sets the domain meanwhile. It is not refused if the
+// document names the host. Scaling is not refused either.
 func TestADomainThatIsSetMeanwhile(t *testing.T) {
 	proxy := consultest.StartProxy(t, consultest.Shared(t).Addr)
 	const plain = `{"name": "web", "replicas": 1, "pod": {"version": 1, "id": "web", "launchables": [
@@ -21,12 +21,16 @@ func TestADomainThatIsSetMeanwhile(t *testing.T) {
 	own := strings.Replace(plain, `"id": "web",`, `"id": "web", "service": {"meta": {"host": "own.example"}},`, 1)
 	for name, tt := range map[string]struct {
 		document string
-		before   bool // the service is there
+		before   bool // the service exists before
 		args     []string
 		code     int
 	}{
-		"a first deploy":     {plain, false, []string{"deploy", "-f", "-", "--yes", "--detach"}, exitRefused},
-		"a deploy":           {strings.Replace(plain, "true", "false", 1), true, []string{"deploy", "-f", "-", "--yes", "--detach"}, exitRefused},
+		"a first deploy": {plain, false, []string{"deploy", "-f", "-", "--yes", "--detach"}, exitRefused},
+		"a deploy": {
+			strings.Replace(plain, "true", "false", 1), true,
+			[]string{"deploy", "-f", "-", "--yes", "--detach"},
+			exitRefused,
+		},
 		"a host name it has": {own, false, []string{"deploy", "-f", "-", "--yes", "--detach"}, exitDone},
 		"more replicas":      {"", true, []string{"scale", "web", "3", "--yes", "--detach"}, exitDone},
 	} {
@@ -39,7 +43,8 @@ func TestADomainThatIsSetMeanwhile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tt.before {
-				if code, out, errs := run(t, prefix, plain, "deploy", "-f", "-", "--yes", "--detach"); code != exitDone {
+				if code, out, errs := run(t, prefix, plain, "deploy", "-f", "-", "--yes",
+					"--detach"); code != exitDone {
 					t.Fatal(out, errs)
 				}
 			}

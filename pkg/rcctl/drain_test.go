@@ -15,8 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A node is drained when nothing is left on it but pods that run once and have ended: these stay. Whatever may run, or
-// may run again elsewhere, is waited for.
+// A node is drained even if some pods are left on it, if these run once and have ended, because a drain does not move
+// them. The command waits for all other pods.
 func TestAnEndedPodIsNotLeftOnADrainedNode(t *testing.T) {
 	s, _ := testConn(t)
 	put := func(key string, value any) {
@@ -32,7 +32,9 @@ func TestAnEndedPodIsNotLeftOnADrainedNode(t *testing.T) {
 		m := manifest.Manifest{Version: 1, ID: "job"}
 		for i, policy := range policies {
 			m.Launchables = append(m.Launchables, manifest.Launchable{
-				Name: fmt.Sprintf("p%d", i), Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/true"}, Restart: &manifest.Restart{Policy: policy},
+				Name: fmt.Sprintf("p%d",
+					i), Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/true"},
+				Restart: &manifest.Restart{Policy: policy},
 			})
 		}
 		canonical, err := m.Canonical()
@@ -53,7 +55,10 @@ func TestAnEndedPodIsNotLeftOnADrainedNode(t *testing.T) {
 		left         bool
 	}{
 		{"it has ended", never, pod.Running, &pod.Reality{State: pod.StateEnded, Digest: never}, false},
-		{"it has failed", never, pod.Running, &pod.Reality{State: pod.StateFailed, AllEnded: true, Digest: never}, false},
+		{
+			"it has failed", never, pod.Running,
+			&pod.Reality{State: pod.StateFailed, AllEnded: true, Digest: never}, false,
+		},
 		{"it has failed in part", never, pod.Running, &pod.Reality{State: pod.StateFailed, Digest: never}, true},
 		{"it runs", never, pod.Running, &pod.Reality{State: pod.StateReady, Available: true, Digest: never}, true},
 		{"it starts", never, pod.Running, &pod.Reality{State: pod.StateStarting, AllEnded: true, Digest: never}, true},
@@ -83,8 +88,8 @@ func TestAnEndedPodIsNotLeftOnADrainedNode(t *testing.T) {
 	}
 }
 
-// A drain says which pods leave the data of their volumes behind, and which stay with it. What has no volumes, stops, or
-// has no controller is not named.
+// The command names the pods that leave the data of their volumes behind, and the pods that stay with their data. It
+// does not name pods without volumes, pods that stop, or pods without a controller.
 func TestADrainNamesVolumes(t *testing.T) {
 	s, _ := testConn(t)
 	put := func(key string, value any) {
@@ -110,7 +115,10 @@ func TestADrainNamesVolumes(t *testing.T) {
 		}
 		digest := manifest.Digest(canonical)
 		putRecord(t, s, s.Keys().Manifests.Key(digest), fmt.Sprintf(`{"manifest":%s}`, canonical))
-		r := rc.RC{ID: name, Name: name, ManifestDigest: digest, Strategy: strategy, Mode: mode, Generation: 1, ChangedBy: "t", Disabled: name == "disabled"}
+		r := rc.RC{
+			ID: name, Name: name, ManifestDigest: digest, Strategy: strategy, Mode: mode, Generation: 1,
+			ChangedBy: "t", Disabled: name == "disabled",
+		}
 		if mode == "" {
 			r.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}}
 		}
@@ -118,7 +126,8 @@ func TestADrainNamesVolumes(t *testing.T) {
 			put(s.Keys().RCs.Key(name), r)
 		}
 		id := pod.Identity{RCID: name, Role: "main"}
-		put(s.Keys().Intents.Key("n1", id.String()), pod.Intent{Identity: id, PodID: name, Digest: digest, State: state, Revision: 5})
+		put(s.Keys().Intents.Key("n1", id.String()),
+			pod.Intent{Identity: id, PodID: name, Digest: digest, State: state, Revision: 5})
 	}
 	place("stateless", rc.Dynamic, "", pod.Running)
 	place("db", rc.Static, "", pod.Running, "data", "wal")
@@ -131,9 +140,12 @@ func TestADrainNamesVolumes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	moves := "these pods move and leave the data of their volumes on n1: cache-main-0 (blobs); to keep them: rcctl node undrain n1"
-	stays := "these pods stay on n1 with the data of their volumes: db-main-0 (data, wal); to start them elsewhere without it: rcctl node drain n1 --deadline 0s --force"
-	forced := "at the deadline these pods start elsewhere, and the data of their volumes stays on n1: db-main-0 (data, wal); to keep them: rcctl node undrain n1"
+	moves := "these pods move and leave the data of their volumes on n1: cache-main-0 (blobs); to keep them there: " +
+		"rcctl node undrain n1"
+	stays := "these pods remain on n1 with the data of their volumes: db-main-0 (data, wal); to start them elsewhere " +
+		"without it: rcctl node drain n1 --deadline 0s --force"
+	forced := "at the deadline these pods start elsewhere, and the data of their volumes remains on n1: db-main-0 " +
+		"(data, wal); to keep them there: rcctl node undrain n1"
 	if diff := cmp.Diff([]string{moves, stays}, held.warnings("n1", false)); diff != "" {
 		t.Error(diff)
 	}

@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,19 +16,16 @@ import (
 )
 
 func electionListCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "list", Aliases: []string{"ls"}, Usage: "list all elections below the prefix",
-		UsageText: "rcctl election list [-o table|json|yaml]",
-		Description: `An election is what the processes of a program compete for that needs one leader (pkg/election). CONDITIONS are what
-somebody should look at: rcctl election show NAME says what they mean.
+	return leaf("list [-o table|json|yaml]", "list all elections below the prefix",
+		`In an election, the processes of a program that needs one leader compete for a lease (pkg/election).
+CONDITIONS are problems that need attention: rcctl election show NAME explains them.
 
 Examples:
   rcctl election list
   rcctl --prefix team/ election list
   rcctl election list -o json | jq -r '.[] | select(.held | not) | .name'`,
-		Flags:  []cli.Flag{outputFlag()},
-		Action: onList(runElectionList),
-	})
+		onList(runElectionList), outputFlag(),
+	)
 }
 
 func runElectionList(s *conn) error {
@@ -47,10 +45,11 @@ func runElectionList(s *conn) error {
 		}
 		views, corrupt = append(views, viewOf(state)), append(corrupt, state.Lease.Corrupt...)
 	}
-	tb := table{header: []string{"NAME", "LEADER", "CANDIDATES", "STRATEGY", "CONDITIONS"}, paint: -1}
-	return printTable(s, views, corrupt, "no elections below "+s.Keys().Prefix(), tb, func(v *inspect.ElectionView) []string {
-		return []string{v.Name, v.Who(), fmt.Sprint(len(v.Candidates)), v.Strategy, v.Says()}
-	})
+	tb := columns("NAME", "LEADER", "CANDIDATES", "STRATEGY", "CONDITIONS")
+	return printTable(s, views, corrupt, "no elections below "+s.Keys().Prefix(), tb,
+		func(v *inspect.ElectionView) []string {
+			return []string{v.Name, v.Who(), fmt.Sprint(len(v.Candidates)), v.Strategy, v.Says()}
+		})
 }
 
 func viewOf(s *election.State) inspect.ElectionView {
@@ -58,23 +57,20 @@ func viewOf(s *election.State) inspect.ElectionView {
 }
 
 func electionShowCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "show", Usage: "show who leads, the candidates, and what is wrong",
-		UsageText: "rcctl election show NAME [-o table|json|yaml]",
-		Description: `A candidate is silent that lives and has not answered the last round: its process may hang. Conditions:
-  StrategyConflict  candidates of the highest version name different strategies: nobody is elected, who leads stays.
-                    Have all of that version name the same, or pin one.
-  UnknownStrategy   the strategy of the highest version is another program's, which assigns the lease.
-  AllSilent         nobody has answered: look at the processes.
-  PinAbsent         who is pinned is not there, or does not answer; the strategy decides meanwhile.
+	return leaf("show NAME [-o table|json|yaml]", "show who leads, the candidates, and what is wrong",
+		`A silent candidate lives but did not answer the last round: its process may hang. Conditions:
+  StrategyConflict  candidates of the highest version name different strategies. The leader keeps the lease, and no
+                    other is elected. Give all candidates of that version the same strategy, or pin one.
+  UnknownStrategy   the strategy of the highest version belongs to another program, which assigns the lease.
+  AllSilent         no candidate has answered: look at the processes.
+  PinAbsent         the pinned candidate is gone or does not answer; the strategy decides meanwhile.
   Excluded          a candidate cannot be chosen; the message names the field, the value and what is allowed.
 
 Examples:
   rcctl election show nightly
   rcctl election show nightly -o json | jq -r .leader`,
-		Flags:  []cli.Flag{outputFlag()},
-		Action: onConn(electionName.only, runElectionShow),
-	})
+		onConn(electionName.only, runElectionShow), outputFlag(),
+	)
 }
 
 func runElectionShow(s *conn, name string) error {
@@ -92,68 +88,63 @@ func runElectionShow(s *conn, name string) error {
 			return err
 		}
 		fmt.Fprintln(w)
-		tb := table{header: []string{"CANDIDATE", "VERSION", "EMULATES", "STRATEGY", "NOTES"}, paint: -1}
+		tb := columns("CANDIDATE", "VERSION", "EMULATES", "STRATEGY", "NOTES")
 		for i := range v.Candidates {
 			cand := &v.Candidates[i]
-			tb.rows = append(tb.rows, []string{cand.ID, cand.BinaryVersion, cand.EmulationVersion, cand.Strategy, v.Notes(cand)})
+			tb.add(cand.ID, cand.BinaryVersion, cand.EmulationVersion, cand.Strategy, v.Notes(cand))
 		}
 		return tb.write(w, coloured(w))
 	})
 }
 
-// election reads one election.
 func (s *conn) election(ctx context.Context, name string) (*election.State, error) {
 	state, err := election.Read(ctx, s.consul, s.Keys().Prefix(), name)
 	if errors.Is(err, consul.ErrNotFound) {
-		return nil, notFoundf("there is no election %s below %s; rcctl election list shows all", name, s.Keys().Prefix())
+		return nil, notFoundf("there is no election %s below %s; rcctl election list shows all",
+			name, s.Keys().Prefix())
 	}
 	return state, err
 }
 
 func electionYieldCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "yield", Usage: "have the leader give way to another candidate",
-		UsageText: "rcctl election yield NAME",
-		Description: `The leader ends what it is at, and another candidate leads. The one that gave way goes behind all others until it starts
-anew. To choose who leads: rcctl election pin.
+	return leaf("yield NAME", "have the leader give way to another candidate",
+		`The leader ends its work, and another candidate leads. Until it restarts, the former leader comes after
+all other candidates. To choose the leader: rcctl election pin.
 
 Examples:
   rcctl election yield nightly && rcctl election show nightly`,
-		Action: onConn(electionName.only, runElectionYield),
-	})
+		onConn(electionName.only, runElectionYield),
+	)
 }
 
 func runElectionYield(s *conn, name string) error {
 	var leader string
-	_, err := changeElection(s.Context, s, name, "election-yield", func(state *election.State, by string) (ops []consul.Op, line string, err error) {
-		ops, leader, err = state.Yield(by)
-		return ops, fmt.Sprintf("election %s: leader %s gives way", name, leader), err
-	})
+	_, err := changeElection(s.Context, s, name, "election-yield",
+		func(state *election.State, by string) (ops []consul.Op, line string, err error) {
+			ops, leader, err = state.Yield(by)
+			return ops, fmt.Sprintf("election %s: leader %s gives way", name, leader), err
+		})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.out, "%s was asked to give way; rcctl election show %s says who leads\n", clean(leader), name)
+	s.printLine("%s was asked to give way; rcctl election show %s says who leads", clean(leader), name)
 	return nil
 }
 
-// pinning is what rcctl election pin is asked for.
 type pinning struct {
-	name, id string // no id: nobody is to be pinned
+	name, id string // no id: remove the pin
 }
 
 func electionPinCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "pin", Usage: "have one candidate lead before all others",
-		UsageText: "rcctl election pin NAME ID\n   rcctl election pin NAME --clear",
-		Description: `The pinned candidate leads whenever it lives and answers, whatever the strategy says; while it does not, the strategy
-decides. It stays so until it is cleared.
+	return leaf("pin NAME ID\n   rcctl election pin NAME --clear", "have one candidate lead before all others",
+		`The pinned candidate leads whenever it lives and answers, regardless of the strategy. Otherwise the strategy
+decides. The pin remains until you clear it.
 
 Examples:
   rcctl election pin nightly batch-2
   rcctl election pin nightly --clear`,
-		Flags:  []cli.Flag{&cli.BoolFlag{Name: "clear", Usage: "let the strategy decide again"}},
-		Action: onConn(readPin, runElectionPin),
-	})
+		onConn(readPin, runElectionPin), toggle("clear", "let the strategy decide again"),
+	)
 }
 
 func readPin(c *cli.Context) (p pinning, err error) {
@@ -162,44 +153,51 @@ func readPin(c *cli.Context) (p pinning, err error) {
 	}
 	switch {
 	case c.Bool("clear") && c.NArg() > 1:
-		return p, usagef(c, "unexpected argument %q; allowed: one NAME with --clear", c.Args().Get(1))
+		return p, unexpected(c, 1, "one NAME with --clear")
 	case c.Bool("clear"):
 		return p, nil
 	case c.NArg() > 2:
-		return p, usagef(c, "unexpected argument %q; allowed: NAME ID", c.Args().Get(2))
+		return p, unexpected(c, 2, "NAME ID")
 	}
-	p.id, err = noun{"ID", "the id of a candidate, or --clear; rcctl election show lists the candidates"}.check(c, c.Args().Get(1))
+	p.id, err = noun{
+		"ID",
+		"the id of a candidate, or --clear; rcctl election show lists the candidates",
+	}.check(c, c.Args().Get(1))
 	return p, err
 }
 
 func runElectionPin(s *conn, p pinning) error {
 	before := ""
-	changed, err := changeElection(s.Context, s, p.name, "election-pin", func(state *election.State, by string) (ops []consul.Op, line string, err error) {
-		before = state.Lease.Round.Pin
-		if p.id == before {
-			return nil, "", nil
-		}
-		if p.id == "" {
-			ops = state.Unpin(by)
-		} else {
-			ops, err = state.Pin(by, p.id)
-		}
-		return ops, fmt.Sprintf("election %s: pin: %s -> %s", p.name, orNone(before, before != ""), orNone(p.id, p.id != "")), err
-	})
+	changed, err := changeElection(s.Context, s, p.name, "election-pin",
+		func(state *election.State, by string) (ops []consul.Op, line string, err error) {
+			before = state.Lease.Round.Pin
+			if p.id == before {
+				return nil, "", nil
+			}
+			if p.id == "" {
+				ops = state.Unpin(by)
+			} else {
+				ops, err = state.Pin(by, p.id)
+			}
+			return ops, fmt.Sprintf("election %s: pin: %s -> %s",
+				p.name, cmp.Or(before, "none"), cmp.Or(p.id, "none")), err
+		})
 	switch {
 	case err != nil:
 		return err
 	case !changed:
-		fmt.Fprintf(s.out, "election %s unchanged (pinned: %s); nothing was written\n", p.name, orNone(p.id, p.id != ""))
+		s.printLine("election %s unchanged (pinned: %s); nothing was written", p.name, cmp.Or(p.id, "none"))
 	default:
-		fmt.Fprintf(s.out, "election %s\n  pin: %s -> %s\n", p.name, clean(orNone(before, before != "")), orNone(p.id, p.id != ""))
+		s.printLine("election %s\n  pin: %s -> %s", p.name, clean(cmp.Or(before, "none")), cmp.Or(p.id, "none"))
 	}
 	return nil
 }
 
-// changeElection opens a round with what an operator wants, and its audit record; again where somebody opened one meanwhile. Nothing is
-// written where there are no operations.
-func changeElection(ctx context.Context, s *conn, name, what string, compute func(state *election.State, by string) ([]consul.Op, string, error)) (changed bool, err error) {
+// changeElection opens a round with the operator's change. If somebody opened one meanwhile, it tries again. It writes
+// nothing if compute returns no operations.
+func changeElection(ctx context.Context, s *conn, name, what string,
+	compute func(state *election.State, by string) ([]consul.Op, string, error),
+) (changed bool, err error) {
 	err = s.writing(ctx, maxNodeTries, func(ctx context.Context, by string) error {
 		state, err := s.election(ctx, name)
 		if err != nil {
@@ -207,7 +205,7 @@ func changeElection(ctx context.Context, s *conn, name, what string, compute fun
 		}
 		ops, line, err := compute(state, by)
 		if errors.Is(err, election.ErrPointless) {
-			return refusedf("%v; nothing was written", err)
+			return unwrittenf("%v", err)
 		}
 		if changed = len(ops) > 0; err != nil || !changed {
 			return err

@@ -18,7 +18,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Exit codes.
 const (
 	exitDone = iota
 	exitError
@@ -29,18 +28,18 @@ const (
 	exitChanges
 )
 
-// ExitCodes say what each exit code means, from 0 on.
+// ExitCodes has the meaning of each exit code, from 0 on.
 var ExitCodes = [...]string{
 	exitDone:     "done (also: there was nothing to do)",
-	exitError:    "error, such as Consul not answering; the message says if something was written",
+	exitError:    "error, such as no answer from Consul; the message says whether anything was written",
 	exitUsage:    "usage or invalid input; nothing was written",
 	exitNotFound: "not found",
-	exitRefused:  "refused by the present state, or changed by somebody else meanwhile",
-	exitWait:     "written, but --wait ended before the goal was reached (time limit, signal, or halted), or a rollout failed",
-	exitChanges:  "there are changes: rcctl plan, diff -f, and apply --dry-run",
+	exitRefused:  "refused because of the present state, or because somebody else changed it meanwhile",
+	exitWait: "written, but --wait ended before the goal was reached (time limit, signal, or halted), or a " +
+		"rollout failed",
+	exitChanges: "there are changes: rcctl plan, diff -f, and apply --dry-run",
 }
 
-// exitCodes is the part about them of the program's help.
 func exitCodes() string {
 	var b strings.Builder
 	b.WriteString("Exit codes:\n")
@@ -50,25 +49,31 @@ func exitCodes() string {
 	return b.String()
 }
 
-// usageError is a command line that makes no sense.
 type usageError struct {
 	command string // full name
 	err     error
 }
 
-func (e *usageError) Error() string { return e.command + ": " + e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
+func (u *usageError) Error() string { return u.command + ": " + u.err.Error() }
+func (u *usageError) Unwrap() error { return u.err }
 
 func usagef(c *cli.Context, format string, args ...any) error {
 	return &usageError{command: commandName(c), err: fmt.Errorf(format, args...)}
 }
 
-// badFlag is a flag or an argument with a value that is not allowed.
+// unexpected is about a surplus argument, whose index is n.
+func unexpected(c *cli.Context, n int, allowed string) error {
+	return usagef(c, "unexpected argument %q; allowed: %s", c.Args().Get(n), allowed)
+}
+
 func badFlag(c *cli.Context, name, value, allowed string) error {
 	return &usageError{command: commandName(c), err: badValue(name, value, allowed)}
 }
 
-// badValue is a value that is missing or not allowed.
+func badOption(c *cli.Context, name, allowed string) error {
+	return badFlag(c, "--"+name, c.String(name), allowed)
+}
+
 func badValue(name, value, allowed string) *field.Error {
 	e := &field.Error{Field: name, Allowed: allowed}
 	if value != "" {
@@ -77,7 +82,6 @@ func badValue(name, value, allowed string) *field.Error {
 	return e
 }
 
-// asUsage makes an error about a field one about the command line.
 func asUsage(c *cli.Context, err error) error {
 	if bad, is := errors.AsType[*field.Error](err); is {
 		return &usageError{command: commandName(c), err: bad}
@@ -92,70 +96,70 @@ func commandName(c *cli.Context) string {
 	return c.Command.HelpName
 }
 
-// inputError is a document that makes no sense. Each of its mistakes gets a line of its own.
+// inputError is about an invalid document. Each mistake gets a line.
 type inputError struct {
 	source string // file name
 	err    error
 }
 
-func (e *inputError) Error() string { return e.source + ": " + e.err.Error() }
-func (e *inputError) Unwrap() error { return e.err }
+func (i *inputError) Error() string { return i.source + ": " + i.err.Error() }
+func (i *inputError) Unwrap() error { return i.err }
 
-// codedError is an error with an exit code of its own. Its text says what to do; empty: nothing is said.
+// codedError has an exit code of its own. Its text has what to do; if it is empty, nothing is printed.
 type codedError struct {
 	code int
 	text string
 }
 
-func (e *codedError) Error() string { return e.text }
+func (c *codedError) Error() string { return c.text }
 
-// Is matches store.ErrNotFound where something is named that is not there.
-func (e *codedError) Is(target error) bool {
-	return e.code == exitNotFound && target == store.ErrNotFound
+// Is matches store.ErrNotFound for the exit code of things that do not exist.
+func (c *codedError) Is(target error) bool {
+	return c.code == exitNotFound && target == store.ErrNotFound
 }
 
-// refusedf is an act that the present state forbids.
 func refusedf(format string, args ...any) error {
 	return &codedError{code: exitRefused, text: fmt.Sprintf(format, args...)}
 }
 
-// notFoundf is a REF or name that leads nowhere.
+func unwrittenf(format string, args ...any) error {
+	return refusedf("%s; nothing was written", fmt.Sprintf(format, args...))
+}
+
 func notFoundf(format string, args ...any) error {
 	return &codedError{code: exitNotFound, text: fmt.Sprintf(format, args...)}
 }
 
-// waitEndedf is a wait that ended too early, after the change itself was written.
+// waitEndedf is for a wait that ended before its goal. The change itself was written.
 func waitEndedf(format string, args ...any) error {
 	return &codedError{code: exitWait, text: fmt.Sprintf(format, args...)}
 }
 
-// maxErrorLines bounds how many mistakes of one document are listed.
 const maxErrorLines = 50
 
-// report prints an error, says what was written all the same, and returns the exit code.
-func (std *stdio) report(err error) int {
+func (s *stdio) report(err error) int {
 	if err == nil {
 		return exitDone
 	}
-	code := tell(std, err)
+	code := printError(s, err)
 	for _, line := range writtenBy(err, code) {
-		fmt.Fprintln(std.err, line)
+		fmt.Fprintln(s.err, line)
 	}
 	return code
 }
 
-// endedError is the error of a command that had a connection, with what it had written by then.
+// endedError has what a command had written when it failed.
 type endedError struct {
 	error
 	command string // full name
 	deeds   []inspect.Deed
-	trouble consul.TokenTrouble // what Consul refused to the token, if it is that
-	token   string              // where it comes from
+	trouble consul.TokenTrouble // what is wrong with the token, if that is the cause
+	token   string              // where the token comes from
 }
 
 func (e *endedError) Unwrap() error { return e.error }
 
-// writtenBy says what a command that failed has written, where the error itself does not.
+// writtenBy returns no lines if the error itself has what was written.
 func writtenBy(err error, code int) []string {
 	var ended *endedError
 	if !errors.As(err, &ended) || !writes(ended.command) {
@@ -165,7 +169,7 @@ func writtenBy(err error, code int) []string {
 	switch code {
 	case exitError:
 		return inspect.Written(deeds)
-	case exitWait: // it says what is written
+	case exitWait: // its text has what was written for certain
 		deeds = slices.DeleteFunc(slices.Clone(deeds), func(d inspect.Deed) bool { return !d.Unknown })
 	}
 	if len(deeds) == 0 {
@@ -174,8 +178,7 @@ func writtenBy(err error, code int) []string {
 	return inspect.Written(deeds)
 }
 
-// tell prints an error and returns the exit code.
-func tell(std *stdio, err error) int {
+func printError(std *stdio, err error) int {
 	var (
 		usage   *usageError
 		input   *inputError
@@ -188,7 +191,7 @@ func tell(std *stdio, err error) int {
 	switch {
 	case errors.As(err, &coded):
 		if coded.text != "" {
-			fmt.Fprintln(std.err, "rcctl: "+err.Error())
+			std.note("%s", err.Error())
 		}
 		return coded.code
 	case errors.As(err, &input):
@@ -211,7 +214,7 @@ func tell(std *stdio, err error) int {
 	case errors.As(err, &behind):
 		err = behind
 	}
-	fmt.Fprintln(std.err, "rcctl: "+err.Error())
+	std.note("%s", err.Error())
 	switch {
 	case closed != nil, behind != nil:
 		return exitRefused
@@ -219,7 +222,7 @@ func tell(std *stdio, err error) int {
 		return exitUsage
 	case errors.As(err, &unnamed), errors.Is(err, store.ErrConflict):
 		return exitRefused
-	case errors.Is(err, store.ErrNotFound):
+	case isMissing(err):
 		return exitNotFound
 	}
 	if hint := hintFor(err); hint != "" {
@@ -245,8 +248,9 @@ func inputLines(e *inputError) []string {
 func writes(command string) bool {
 	words := strings.Fields(command)
 	return slices.Contains([]string{
-		"apply", "create", "scale", "disable", "enable", "delete", "drain", "undrain", "cordon", "uncordon", "label", "sweep", "forget", "resume",
-		"release-hold", "set", "unset", "deploy", "pause", "promote", "abort", "rollback",
+		"apply", "create", "scale", "disable", "enable", "delete", "drain", "undrain", "cordon", "uncordon", "label",
+		"sweep", "forget", "resume", "release-hold", "set", "unset", "deploy", "pause", "promote", "abort", "rollback",
+		"scale-request", "yield", "pin",
 	}, words[len(words)-1])
 }
 
@@ -258,7 +262,7 @@ func hintFor(err error) string {
 	case errors.Is(err, context.Canceled), errors.Is(err, errInterrupted):
 		return ""
 	case errors.As(err, &source):
-		return "a plan needs the digest of each artifact: mend its url, or write its sha256 into the document"
+		return "a plan needs the digest of each artifact: correct its url, or write its sha256 into the document"
 	case errors.As(err, &away):
 		return awayHint(away)
 	case consul.NoLeader(err):
@@ -270,30 +274,31 @@ func hintFor(err error) string {
 	}
 }
 
-// awayHint says what may be wrong with a Consul that does not answer.
 func awayHint(away *consul.AwayError) string {
 	var certificate *tls.CertificateVerificationError
 	var plain tls.RecordHeaderError
 	switch {
 	case errors.As(away, &certificate):
-		return "the certificate of that Consul is not believed; CONSUL_CACERT names the file with those that vouch for it"
+		return "rcctl does not trust the certificate of that Consul; set CONSUL_CACERT to the file with the " +
+			"certificates of its CA"
 	case errors.As(away, &plain):
-		return "what listens there answers without TLS; to ask it so: --consul-addr http://HOST:PORT, without CONSUL_HTTP_SSL"
+		return "the server there answers without TLS; to use no TLS either: --consul-addr http://HOST:PORT, with " +
+			"CONSUL_HTTP_SSL unset"
 	default:
 		return "is a Consul agent running there? --consul-addr or CONSUL_HTTP_ADDR name another"
 	}
 }
 
-// tokenHint says what is wrong with the token that Consul refused.
 func tokenHint(trouble consul.TokenTrouble, token string) string {
 	const name = "name a file with %s: --token-file or CONSUL_HTTP_TOKEN_FILE"
 	switch trouble {
 	case consul.TokenMissing:
-		return "no token was given, and this Consul asks for one; " + fmt.Sprintf(name, "one")
+		return "Consul requires a token, and none was given; " + fmt.Sprintf(name, "one")
 	case consul.TokenUnknown:
-		return "Consul does not know " + token + ": it was deleted, has expired or is for another Consul; " + fmt.Sprintf(name, "another")
+		return "Consul does not know " + token + ": it was deleted, has expired or is for another Consul; " +
+			fmt.Sprintf(name, "another")
 	case consul.TokenLacks:
-		return token + " lacks a right; all that an operator's token needs: rcctl acl policy operator"
+		return token + " lacks a permission; rcctl acl policy operator prints the rules that an operator's token needs"
 	case consul.TokenFine:
 	}
 	return ""

@@ -3,7 +3,6 @@ package rcctl
 import (
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -12,19 +11,17 @@ import (
 )
 
 func gateCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "gate", Usage: "show which version's records may be written, and what waits for whom",
-		UsageText: "rcctl farm gate [-o table|json|yaml]",
-		Description: `No field of a record is written that a later version brought than the gate says: an older program would drop it. The
-leader of the farms raises the gate once all farms and nodes that live emulate more; it never goes back. Listed are the
-features that this rcctl knows, and the farms and nodes that are older than the newest of them.
+	return leaf("gate [-o table|json|yaml]", "show the version whose records may be written, and who is older",
+		`The gate is a version. No program writes a field of a record that a later version introduced, because an older
+program would drop it. The leader of the farms raises the gate once all living farms and nodes emulate a later version;
+the gate never goes back. The command lists the features that this rcctl knows, and the farms and nodes that are older
+than the newest feature.
 
 Examples:
   rcctl farm gate
   rcctl farm gate -o json | jq -r '.behind[] | .kind + " " + .name'`,
-		Flags:  []cli.Flag{outputFlag()},
-		Action: onList(runGate),
-	})
+		onList(runGate), outputFlag(),
+	)
 }
 
 func runGate(s *conn) error {
@@ -35,38 +32,37 @@ func runGate(s *conn) error {
 	return s.print(v, nil, func(w io.Writer) error {
 		line := "gate " + v.Version
 		if v.By != "" {
-			line += fmt.Sprintf(", by %s at %s", v.By, v.At.UTC().Format(time.RFC3339))
+			line += fmt.Sprintf(", by %s at %s", v.By, inspect.At(v.At))
 		}
 		fmt.Fprintln(w, clean(line))
-		features := table{header: []string{"FEATURE", "SINCE", "ALLOWED", "WHAT"}, paint: -1}
+		features := columns("FEATURE", "SINCE", "ALLOWED", "WHAT")
 		for _, f := range v.Features {
 			allowed := "yes"
 			if !f.Allowed {
 				allowed = "no"
 			}
-			features.rows = append(features.rows, []string{f.Name, f.Since, allowed, f.What})
+			features.add(f.Name, f.Since, allowed, f.What)
 		}
 		if err := features.write(w, coloured(w)); err != nil || len(v.Behind) == 0 {
 			return err
 		}
 		fmt.Fprintln(w)
-		behind := table{header: []string{"OLDER", "NAME", "VERSION", "EMULATES"}, paint: -1}
+		behind := columns("OLDER", "NAME", "VERSION", "EMULATES")
 		for _, b := range v.Behind {
-			behind.rows = append(behind.rows, []string{b.Kind, b.Name, b.Version, b.Emulates})
+			behind.add(b.Kind, b.Name, b.Version, b.Emulates)
 		}
 		return behind.write(w, coloured(w))
 	})
 }
 
-// gateView reads the gate, and who lives.
 func (s *conn) gateView() (inspect.GateView, error) {
-	gate, err := s.PresentGate(s.Context)
+	gate, err := s.ReadGate(s.Context)
 	if err != nil {
 		return inspect.GateView{}, fmt.Errorf("read the version gate: %w", err)
 	}
 	living, err := s.Writers(s.Context)
 	if err != nil {
-		return inspect.GateView{}, fmt.Errorf("read who lives: %w", err)
+		return inspect.GateView{}, fmt.Errorf("read the living farms and nodes: %w", err)
 	}
 	return inspect.NewGateView(gate.Value, feature.Known, living), nil
 }

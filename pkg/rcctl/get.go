@@ -19,19 +19,16 @@ import (
 )
 
 func getCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "get", Usage: "show one rc: what it asks for, its pods' manifest, its status",
-		UsageText: "rcctl rc get REF [-o table|json|yaml]",
-		Description: `-o yaml is the document that makes the rc what it is, with nothing in it that was left to a default, and below that what
-only rcfarm sets: rcctl apply ignores that. -o json has defaults filled in.
+	return leaf("get REF [-o table|json|yaml]", "show one rc: what it asks for, its pods' manifest, its status",
+		`-o yaml prints the document of the rc, without fields that have their default. Below it are fields that only
+rcfarm sets; rcctl apply ignores those. -o json has defaults filled in.
 
 Examples:
   rcctl rc get web
   rcctl rc get web -o yaml > rc.yaml && vi rc.yaml && rcctl apply -f rc.yaml
   rcctl rc get web -o json | jq .status.conditions`,
-		Flags:  []cli.Flag{outputFlag()},
-		Action: onRC(runGet),
-	})
+		onRC(runGet), outputFlag(),
+	)
 }
 
 func runGet(s *conn, found store.Rec[rc.RC]) error {
@@ -45,8 +42,9 @@ func runGet(s *conn, found store.Rec[rc.RC]) error {
 	switch {
 	case err == nil:
 		view.Manifest = m
-	case errors.Is(err, store.ErrNotFound), isCorrupt(err):
-		fmt.Fprintf(s.err, "rcctl: the manifest of rc %s is missing or unreadable (%v); applying the document again restores it\n", r.Name, err)
+	case isUnusable(err):
+		s.note("the manifest of rc %s is missing or unreadable (%v); applying the document again restores it",
+			r.Name, err)
 	default:
 		return fmt.Errorf("read manifest of rc %s: %w", r.Name, err)
 	}
@@ -68,13 +66,11 @@ func runGet(s *conn, found store.Rec[rc.RC]) error {
 	})
 }
 
-// farms reads the living farms.
 func (s *conn) farms(ctx context.Context) ([]store.Member, error) {
 	recs, _, err := s.Farms.List(ctx, store.Default)
 	return values(recs), err
 }
 
-// rolloutText says which rollout is in charge of a controller, "" for none.
 func (s *conn) rolloutText(ctx context.Context, r *rc.RC) (string, error) {
 	rolls, err := s.Deployments.RolloutFor(ctx, r)
 	switch {
@@ -103,7 +99,8 @@ func writeRC(w io.Writer, v inspect.RCView, rollout string, st inspect.StatusVie
 	line("Replicas", "%s", strings.Join(groups, ", "))
 	line("Minimum", "%d available, surge %d", v.MinAvailable, v.MaxSurge)
 	line("Strategy", "%s", v.Strategy)
-	line("Node loss", "%s after %s (preparer gone: %s)", v.NodeLoss.Action, time.Duration(v.NodeLoss.After), time.Duration(v.NodeLoss.UnmanagedAfter))
+	line("Node loss", "%s after %s (preparer gone: %s)",
+		v.NodeLoss.Action, time.Duration(v.NodeLoss.After), time.Duration(v.NodeLoss.UnmanagedAfter))
 	line("Deadline", "%s to become available, when upgraded or moved", time.Duration(v.ProgressDeadline))
 	if !v.Spread.IsZero() {
 		line("Spread", "over the node label %s", v.Spread)
@@ -115,7 +112,7 @@ func writeRC(w io.Writer, v inspect.RCView, rollout string, st inspect.StatusVie
 		line("Placing", "%s", v.Placing)
 	}
 	for _, g := range v.ReplicaGroups {
-		if text := groupWishes(&g); text != "" {
+		if text := preferencesOf(&g); text != "" {
 			line("Nodes of "+g.Role, "%s", text)
 		}
 	}
@@ -133,7 +130,7 @@ func writeRC(w io.Writer, v inspect.RCView, rollout string, st inspect.StatusVie
 	}
 	if v.Manifest != nil {
 		for _, l := range v.Manifest.Launchables {
-			line("  "+l.Name, "%s %s", l.Artifact.Kind, l.Artifact.URL)
+			line("  "+l.Name, "%s %s", l.Artifact.Kind, cmp.Or(l.Artifact.URL, l.Artifact.Path))
 		}
 	}
 	if err := tw.Flush(); err != nil {
@@ -142,8 +139,8 @@ func writeRC(w io.Writer, v inspect.RCView, rollout string, st inspect.StatusVie
 	return writeStatus(w, st, colours, now)
 }
 
-// groupWishes says where a group's pods should be in place of where the controller's should.
-func groupWishes(g *rc.ReplicaGroup) string {
+// preferencesOf describes the preferences that a group has in place of the controller's.
+func preferencesOf(g *rc.ReplicaGroup) string {
 	var parts []string
 	if !g.Spread.IsZero() {
 		parts = append(parts, fmt.Sprintf("spread over the node label %s", g.Spread))
@@ -157,7 +154,6 @@ func groupWishes(g *rc.ReplicaGroup) string {
 	return strings.Join(parts, "; ")
 }
 
-// groupText is a replica group in a few words.
 func groupText(g rc.ReplicaGroup) string {
 	text := fmt.Sprintf("%s %d", g.Role, *g.Count)
 	if g.Ordered {
@@ -166,7 +162,6 @@ func groupText(g rc.ReplicaGroup) string {
 	return text
 }
 
-// ownOf names what a group's manifest has of its own.
 func ownOf(g *rc.ReplicaGroup) []string {
 	var own []string
 	if len(g.Env) > 0 {
@@ -182,16 +177,13 @@ func ownOf(g *rc.ReplicaGroup) []string {
 }
 
 func listCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "list", Aliases: []string{"ls"}, Usage: "list all rcs",
-		UsageText: "rcctl rc list [-l SELECTOR] [-o table|json|yaml]",
-		Description: `Examples:
+	return leaf("list [-l SELECTOR] [-o table|json|yaml]", "list all rcs",
+		`Examples:
   rcctl rc list
   rcctl rc list -l team=shop
   rcctl rc list -o json | jq -r '.[] | select(.state != "Converged") | .name'`,
-		Flags:  []cli.Flag{selectorFlag("rcs"), outputFlag()},
-		Action: onList(runList),
-	})
+		onList(runList), selectorFlag("rcs"), outputFlag(),
+	)
 }
 
 func runList(s *conn) error {
@@ -207,13 +199,20 @@ func runList(s *conn) error {
 	if err != nil {
 		return err
 	}
-	views := inspect.Selected(inspect.JoinRCs(recs, found, farms), selectorOf(s.flags), func(v *inspect.RCView) map[string]string { return v.Labels })
-	return printList(s, views, append(corrupt, corruptStatus...), none("rcs", s.IsSet("selector"), "create one: rcctl apply -f rc.yaml"),
-		table{header: []string{"NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST"}, paint: 3, colourOf: rcColour}, func(v *inspect.RCView) []string {
+	views := selected(s, "rc", inspect.JoinRCs(recs, found, farms),
+		func(v *inspect.RCView) map[string]string { return v.Labels })
+	err = printList(s, views, append(corrupt, corruptStatus...),
+		none("rcs", s.IsSet("selector"), "create one: rcctl apply -f rc.yaml"),
+		columns("NAME", "ID", "AVAILABLE", "STATE", "GEN", "MANIFEST").painted(3, rcColour),
+		func(v *inspect.RCView) []string {
 			available := "-"
 			if v.Status != nil {
 				available = fmt.Sprint(v.Status.Available)
 			}
-			return []string{v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State, fmt.Sprint(v.Generation), inspect.Short(v.ManifestDigest)}
+			return []string{
+				v.Name, v.ID, fmt.Sprintf("%s/%d", available, v.Replicas), v.State,
+				fmt.Sprint(v.Generation), inspect.Short(v.ManifestDigest),
+			}
 		})
+	return errors.Join(err, noteBreaker(s))
 }

@@ -13,13 +13,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// aService returns a service whose revisions ended like that, the first one in effect unless its last rollout was done.
+// aService returns a service whose revisions have these outcomes. If the last outcome is failed, the first revision has
+// the pods, else the last.
 func aService(outcomes ...rollout.State) *record.Service {
 	one := 1
 	svc := &record.Service{}
 	for i, outcome := range outcomes {
 		id := string(rune('a' + i))
-		svc.History = append(svc.History, record.Entry{Service: "web", Revision: int64(i + 1), RC: id, Ending: record.Ending{Rollout: "r" + id, Outcome: outcome}})
+		svc.History = append(svc.History,
+			record.Entry{
+				Service: "web", Revision: int64(i + 1), RC: id,
+				Ending: record.Ending{Rollout: "r" + id, Outcome: outcome},
+			})
 		svc.Controllers = append(svc.Controllers, record.Controller{RC: rc.RC{ID: id}})
 		svc.Deployed = record.Deployed{Service: "web", Revision: int64(i + 1), RC: id}
 	}
@@ -31,12 +36,12 @@ func aService(outcomes ...rollout.State) *record.Service {
 	return svc
 }
 
-// The revision that serves has the star, and going back is to one before that.
+// The revision that serves has the star. Going back chooses a revision before it.
 func TestRevisionInEffect(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		svc      *record.Service
-		star, to int64 // to zero: there is none
+		star, to int64 // to is zero if there is no such revision
 	}{
 		{"done", aService(rollout.Done, rollout.Done), 2, 1},
 		{"only one", aService(rollout.Done), 1, 0},
@@ -60,7 +65,7 @@ func TestRevisionInEffect(t *testing.T) {
 const serviceDocument = `{"name": "web", "replicas": 2, "update": {"strategy": "resourceutil"}, "pod": {"version": 1, "id": "web", "launchables": [{"name": "server", "args": ["ARG"],
 	"artifact": {"kind": "exec", "path": "/bin/true"}}]}}`
 
-// After a rollback all commands are about the revision that serves, and none brings the failed one back but its document.
+// After a rollback all commands are about the revision that serves. Only its document brings the failed revision back.
 func TestCommandsAfterARollback(t *testing.T) {
 	s, prefix := testConn(t)
 	livingNode(t, s)
@@ -81,12 +86,13 @@ func TestCommandsAfterARollback(t *testing.T) {
 	must("", `"revision": 1`, "service", "list", "-o", "json")
 	must("", "2 -> 3", "scale", "web", "3", "--yes", "--detach")
 	svc, err := s.Deployments.Service(t.Context(), "web")
-	if err != nil || svc.Rollout != nil || svc.Deployed.Revision != 1 || svc.Controllers[0].RC.Desired() != 3 || svc.Controllers[1].RC.Desired() != 0 {
+	if err != nil || svc.Rollout != nil || svc.Deployed.Revision != 1 || svc.Controllers[0].RC.Desired() != 3 ||
+		svc.Controllers[1].RC.Desired() != 0 {
 		t.Errorf("after scaling: %+v, %v", svc, err)
 	}
 }
 
-// endRollout ends the rollout as its runner would, with such counts of the revisions.
+// endRollout ends the rollout in place of a farm, and gives the revisions these counts.
 func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 	t.Helper()
 	svc, err := s.Deployments.Service(t.Context(), "web")
@@ -114,8 +120,8 @@ func endRollout(t *testing.T, s *conn, outcome rollout.State, counts ...int) {
 	}
 }
 
-// After the breaker has tripped, the same command with --allow-mass-stop lets the stops pass that it withholds; where
-// it withholds none, nothing is written.
+// After the breaker has tripped, repeating the command with --allow-mass-stop allows the stops that the breaker
+// withholds. If the breaker withholds none, the command writes nothing.
 func TestAllowingWhatTheBreakerWithholds(t *testing.T) {
 	s, prefix := testConn(t)
 	document := strings.Replace(serviceDocument, "ARG", "a", 1)
@@ -145,7 +151,8 @@ func TestAllowingWhatTheBreakerWithholds(t *testing.T) {
 			t.Errorf("%v: the breaker withholds nothing, and passes %+v", tt.args, r)
 		}
 		withheld(t, s, true, 0)
-		now := must(tt.stdin, "let the mass-stop breaker pass web-r1; what it withholds stops after rcctl farm resume", tt.args...)
+		now := must(tt.stdin, "let the mass-stop breaker pass web-r1; what it withholds stops after rcctl farm resume",
+			tt.args...)
 		r := now.Controllers[0].RC
 		if r.AllowMassStop != r.Generation || r.Generation != was.Controllers[0].RC.Generation+1 || r.Desired() != 2 {
 			t.Errorf("%v: %+v", tt.args, r)
@@ -157,7 +164,8 @@ func TestAllowingWhatTheBreakerWithholds(t *testing.T) {
 	}
 }
 
-// withheld writes the status of the controller of web as its owner would, and makes changes to it that nobody allowed.
+// withheld writes a status of web's controller. With the argument is, the breaker withholds stops in this status.
+// withheld also adds changes to the controller's generation, as if so many changes without the permission were made.
 func withheld(t *testing.T, s *conn, is bool, changes int64) {
 	t.Helper()
 	svc, err := s.Deployments.Service(t.Context(), "web")

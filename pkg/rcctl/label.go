@@ -15,39 +15,36 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/labels"
 	"github.com/rcfarm/rcfarm/pkg/pod"
-	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func labelCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "label", Usage: "show, set and remove labels of a pod, a node or an rc",
-		UsageText: "rcctl label KIND NAME [KEY=VALUE ...] [KEY- ...] [--rc REF] [--node NODE] [--wait [--timeout TIME]] [-o table|json|yaml]",
-		Description: `KIND is pod, node or rc. Without labels it shows those that there are, and which of them were set by people. KEY=VALUE sets
-a label, KEY- removes one that was set so; all of them in one transaction.
+	return leaf("label KIND NAME [KEY=VALUE ...] [KEY- ...] [--rc REF] [--node NODE] [--wait [--timeout TIME]] "+
+		"[-o table|json|yaml]",
+		"show, set and remove labels of a pod, a node or an rc",
+		`KIND is pod, node or rc. Without labels it shows the present ones, and which of them were set by people.
+KEY=VALUE sets a label, KEY- removes one that was set so; all of them in one transaction.
 
-node  Labels lie on top of those that the node's preparer was started with: they win where both have a key, and KEY- shows
-      the preparer's own again. From then on no pod is placed there by the former labels. A pod whose controller does
-      not select the node any more is moved, unless the controller is static.
-pod   The owner of its controller is asked to write them, and no process restarts; --wait waits for that. They win over
-      pod_labels and those of the manifest. They go when the pod stops or moves to another node. --rc and --node choose
-      where several pods bear the name.
-rc    They say which farms may own it. The next rcctl apply sets those of its document again. A revision of a service is
-      refused (exit code 4): change labels in the service's document.
+node  These labels override those with which the node's preparer was started; KEY- restores the preparer's own. No
+      further pod is placed there by the former labels. A pod whose controller does not select the node any more is
+      moved, unless the controller is static.
+pod   The command asks the owner of the controller to write them; --wait waits for that. No process restarts. They
+      override pod_labels and the labels of the manifest. They are removed when the pod stops or moves to another
+      node. If several pods have the name, choose with --rc and --node.
+rc    They decide which farms may own it. The next rcctl apply sets those of its document again. A revision of a
+      service is refused (exit code 4): change labels in the service's document.
 
 Examples:
   rcctl label node node-17
   rcctl label node node-17 disk=ssd rack-
   rcctl label pod web-main-0 debug=yes --wait
   rcctl label rc web tier=front`,
-		Flags: append(append(podFlags(), outputFlag()),
-			waitFlags("until the owner of the pod has labelled it, or says why not")...),
-		Action: onConn(readLabelArgs, runLabel),
-	})
+		onConn(readLabelArgs, runLabel), podFlags(), outputFlag(),
+		waitFlags("until the owner of the pod has labelled it or declined"),
+	)
 }
 
 const labelsAllowed = `KEY=VALUE to set a label or KEY- to remove one, in Kubernetes' syntax for labels`
 
-// labelArgs is what a command line says about labels of one object.
 type labelArgs struct {
 	kind   labels.Kind
 	name   string
@@ -55,7 +52,7 @@ type labelArgs struct {
 	remove []string
 }
 
-func (a *labelArgs) changes() bool { return len(a.set)+len(a.remove) > 0 }
+func (l *labelArgs) changes() bool { return len(l.set)+len(l.remove) > 0 }
 
 func readLabelArgs(c *cli.Context) (args labelArgs, err error) {
 	args.kind = labels.Kind(c.Args().First())
@@ -87,12 +84,15 @@ func readLabelArgs(c *cli.Context) (args labelArgs, err error) {
 	return args, err
 }
 
-// parse reads what labels are to be set and removed.
-func (a *labelArgs) parse(c *cli.Context, args []string) error {
+func (l *labelArgs) parse(c *cli.Context, args []string) error {
 	if len(args) > labels.MaxLabels {
-		return badFlagError(c, "LABEL", &field.Error{Value: field.Text(fmt.Sprintf("%d labels", len(args))), Allowed: fmt.Sprintf("at most %d", labels.MaxLabels)})
+		return badFlagError(c, "LABEL",
+			&field.Error{
+				Value:   field.Text(fmt.Sprintf("%d labels", len(args))),
+				Allowed: fmt.Sprintf("at most %d", labels.MaxLabels),
+			})
 	}
-	a.set = map[string]string{}
+	l.set = map[string]string{}
 	seen := map[string]bool{}
 	for _, arg := range args {
 		key, value, sets := strings.Cut(arg, "=")
@@ -106,7 +106,7 @@ func (a *labelArgs) parse(c *cli.Context, args []string) error {
 		if !sets {
 			one, gone = nil, []string{key}
 		}
-		if err := labels.Check(a.kind, one, gone); err != nil {
+		if err := labels.Check(l.kind, one, gone); err != nil {
 			allowed := labelsAllowed
 			if errs, is := errors.AsType[field.Errors](err); is && field.IsLabel(key, value) {
 				allowed = errs[0].Allowed
@@ -118,19 +118,18 @@ func (a *labelArgs) parse(c *cli.Context, args []string) error {
 		}
 		seen[key] = true
 		if sets {
-			a.set[key] = value
+			l.set[key] = value
 		} else {
-			a.remove = append(a.remove, key)
+			l.remove = append(l.remove, key)
 		}
 	}
 	return nil
 }
 
-// labelled is what a command labels: its name for people, and for the package labels.
 type labelled struct {
 	name string
 	of   labels.Object
-	show string // the command that shows what was done to it
+	show string // the command that shows its audit entries
 }
 
 func runLabel(s *conn, args labelArgs) error {
@@ -146,26 +145,26 @@ func runLabel(s *conn, args labelArgs) error {
 	case err != nil:
 		return err
 	case len(done.Lines) == 0:
-		fmt.Fprintf(s.out, "%s %s unchanged; nothing was written\n", target.of.Kind, target.name)
+		s.printLine("%s %s unchanged; nothing was written", target.of.Kind, target.name)
 		return nil
 	case target.of.Kind != labels.KindPod:
-		fmt.Fprintf(s.out, "%s %s labelled\n", target.of.Kind, target.name)
+		s.printLine("%s %s labelled", target.of.Kind, target.name)
 		printLines(s.out, done.Lines)
 		return nil
 	}
-	fmt.Fprintf(s.out, "asked the owner of rc %s to label %s on %s\n", target.of.Pod.RCID, target.name, done.Node)
+	s.printLine("asked the owner of rc %s to label %s on %s", target.of.Pod.RCID, target.name, done.Node)
 	printLines(s.out, done.Lines)
 	if s.Bool("wait") {
 		there := copyOf{Identity: target.of.Pod, name: target.name, node: done.Node}
-		return waitAnswered(s.Context, s, there, done.Request, "labelled", limitOf(s.flags), func(ctx context.Context) error {
-			return s.isLabelled(ctx, target, args)
-		})
+		return waitAnswered(s.Context, s, there, done.Request, "labelled",
+			limitOf(s.flags), func(ctx context.Context) error {
+				return s.isLabelled(ctx, target, args)
+			})
 	}
-	fmt.Fprintf(s.out, "watch: rcctl label pod %s\n", target.name)
+	s.printLine("watch: rcctl label pod %s", target.name)
 	return nil
 }
 
-// findLabelled finds the object that the command line means.
 func findLabelled(s *conn, args labelArgs) (labelled, error) {
 	switch args.kind {
 	case labels.KindNode:
@@ -186,15 +185,16 @@ func findLabelled(s *conn, args labelArgs) (labelled, error) {
 	case inspect.Placed:
 		return t, nil
 	case inspect.Local:
-		return t, refusedf("pod %s is of a local service: its labels are in the request to its node: rcctl scale-request %s; nothing was written", view.Name, view.Node)
+		return t, unwrittenf("pod %s is of a local service, so its labels are in the request to its node; change them "+
+			"there: rcctl scale-request %s", view.Name, view.Node)
 	default:
-		return t, refusedf("pod %s is not placed on %s: what runs there is to go, or to be taken over; nothing was written", view.Name, view.Node)
+		return t, unwrittenf("pod %s has no placement on %s: farms will stop the copy there, or adopt it",
+			view.Name, view.Node)
 	}
 }
 
-// changeLabels changes labels and notes how that ended.
 func changeLabels(ctx context.Context, s *conn, t labelled, args labelArgs) (done labels.Change, err error) {
-	err = s.writing(ctx, 1, func(ctx context.Context, by string) error { // it tries again by itself
+	err = s.writing(ctx, 1, func(ctx context.Context, by string) error { // ChangeLabels itself retries
 		done, err = labels.NewApplicator(s.Store, by).ChangeLabels(ctx, t.of, args.set, args.remove)
 		if len(done.Lines) == 0 && err == nil {
 			return nil
@@ -204,13 +204,13 @@ func changeLabels(ctx context.Context, s *conn, t labelled, args labelArgs) (don
 	return done, t.asError(err)
 }
 
-// isLabelled returns why a pod whose owner was asked to label it does not have these labels although nothing is left of
-// the request: it went with a restore of the records, or somebody has changed the labels again.
+// isLabelled checks a pod after the owner has removed the request. It returns an error if the records were restored to
+// an earlier state, or somebody has changed the labels again.
 func (s *conn) isLabelled(ctx context.Context, t labelled, args labelArgs) error {
 	found, err := labels.NewApplicator(s.Store, "").GetLabels(ctx, t.of)
 	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return waitEndedf("pod %s: the request is gone, and so is the pod, or it was moved", t.name)
+	case isMissing(err):
+		return waitEndedf("pod %s: the request is gone, and the pod is gone or was moved", t.name)
 	case err != nil:
 		return err
 	}
@@ -228,33 +228,32 @@ func (s *conn) isLabelled(ctx context.Context, t labelled, args labelArgs) error
 	if len(other) == 0 {
 		return nil
 	}
-	return waitEndedf("pod %s: the request is gone, and these labels are not as asked: %s; an earlier state was restored, or somebody has changed "+
-		"them again; look with: rcctl label pod %s", t.name, strings.Join(other, ", "), t.name)
+	return waitEndedf("pod %s: the request is gone, and these labels are not as requested: %s; the records were "+
+		"restored to an earlier state, or somebody has changed the labels again; look with: rcctl label pod %s",
+		t.name, strings.Join(other, ", "), t.name)
 }
 
-// asError gives an error of the package labels its exit code.
-func (t labelled) asError(err error) error {
+func (l labelled) asError(err error) error {
 	refused, isRefused := errors.AsType[*labels.RefusedError](err)
 	switch {
 	case isRefused:
 		return refusedf("%s", refused.Error())
-	case errors.Is(err, store.ErrNotFound) && t.of.Kind == labels.KindNode:
-		return noNode(t.name)
-	case errors.Is(err, store.ErrNotFound):
-		return notFoundf("%s %s is gone or was moved; nothing was written", t.of.Kind, t.name)
+	case isMissing(err) && l.of.Kind == labels.KindNode:
+		return noNode(l.name)
+	case isMissing(err):
+		return notFoundf("%s %s is gone or was moved; nothing was written", l.of.Kind, l.name)
 	}
 	return err
 }
 
-// labelView is what -o json shows.
 type labelView struct {
 	Kind   labels.Kind       `json:"kind"`
 	Name   string            `json:"name"`
 	Node   string            `json:"node,omitempty"` // where a pod is placed
 	RCID   string            `json:"rc_id,omitempty"`
 	Labels map[string]string `json:"labels"` // all
-	Set    map[string]string `json:"set"`    // those that operators have set
-	// Waiting is what the owner of a pod is still to change, a line for each label.
+	Set    map[string]string `json:"set"`    // labels that operators have set
+	// one line for each label that the owner of a pod has not changed yet
 	Waiting []string `json:"waiting,omitempty"`
 }
 
@@ -263,14 +262,17 @@ func showLabels(s *conn, t labelled) error {
 	if err != nil {
 		return t.asError(err)
 	}
-	v := labelView{Kind: t.of.Kind, Name: t.name, Node: t.of.Node, RCID: t.of.Pod.RCID, Labels: found.Labels, Set: found.Set, Waiting: found.Waiting}
+	v := labelView{
+		Kind: t.of.Kind, Name: t.name, Node: t.of.Node, RCID: t.of.Pod.RCID, Labels: found.Labels,
+		Set: found.Set, Waiting: found.Waiting,
+	}
 	if t.of.Kind == labels.KindRC {
 		v.RCID = t.of.Name
 	}
 	return s.print(v, nil, func(w io.Writer) error {
-		tb := table{header: []string{"KEY", "VALUE", "FROM"}, paint: -1}
+		tb := columns("KEY", "VALUE", "FROM")
 		for _, key := range slices.Sorted(maps.Keys(v.Labels)) {
-			tb.rows = append(tb.rows, []string{key, v.Labels[key], v.from(key)})
+			tb.add(key, v.Labels[key], v.from(key))
 		}
 		if len(tb.rows) == 0 {
 			_, err := fmt.Fprintf(w, "%s %s has no labels\n", v.Kind, v.Name)
@@ -279,21 +281,20 @@ func showLabels(s *conn, t labelled) error {
 		if err := tb.write(w, coloured(w)); err != nil || len(v.Waiting) == 0 {
 			return err
 		}
-		fmt.Fprintln(w, "asked of the owner, and not written yet:")
+		fmt.Fprintln(w, "requested, and not written by the owner yet:")
 		printLines(w, v.Waiting)
 		return nil
 	})
 }
 
-// from says where a label comes from.
-func (v *labelView) from(key string) string {
-	_, isSet := v.Set[key]
+func (l *labelView) from(key string) string {
+	_, isSet := l.Set[key]
 	switch {
-	case v.Kind == labels.KindRC:
+	case l.Kind == labels.KindRC:
 		return "rc"
 	case isSet:
 		return "operators"
-	case v.Kind == labels.KindNode:
+	case l.Kind == labels.KindNode:
 		return "preparer"
 	case pod.IsReserved(key):
 		return "rcfarm"

@@ -13,23 +13,31 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/feature"
 )
 
-// A request to label a pod that is gone was carried out if the pod has the labels. After a restore it has not.
+// If a request to label a pod is gone, and the pod has the labels, the request was carried out. After a restore, the
+// request can be gone although the pod does not have the labels.
 func TestALabelIsThereOnceTheRequestIsGone(t *testing.T) {
 	const placed = `{"rc_id":"webid","role":"main","index":0,"node":"n1","pod_id":"web",` +
 		`"digest":"0123456789abcdef000000000000000000000000000000000000000000000000","run_state":"running","revision":7,"labels":{"app":"shop"%s}%s}`
 	for name, tt := range map[string]struct {
-		pod  string // as it is when the request goes; empty: gone
+		pod  string // record of the pod when the request is removed; empty: the pod has no record
 		code int
 		says string
 	}{
-		"the owner has done it": {fmt.Sprintf(placed, `,"x":"1"`, `,"own_labels":{"x":"1"}`), exitDone, "web-main-0 on n1 is labelled"},
-		"the records went back": {fmt.Sprintf(placed, `,"y":"2"`, `,"own_labels":{"y":"2"}`), exitWait, "the request is gone, and these labels are not as asked: x, y;"},
-		"the pod is gone":       {"", exitWait, "the request is gone, and so is the pod, or it was moved"},
+		"the owner has done it": {
+			fmt.Sprintf(placed, `,"x":"1"`, `,"own_labels":{"x":"1"}`), exitDone,
+			"web-main-0 on n1 is labelled",
+		},
+		"the records went back": {
+			fmt.Sprintf(placed, `,"y":"2"`, `,"own_labels":{"y":"2"}`), exitWait,
+			"the request is gone, and these labels are not as requested: x, y;",
+		},
+		"the pod is gone": {"", exitWait, "the request is gone, and the pod is gone or was moved"},
 	} {
 		t.Run(name, func(t *testing.T) { // one after the other: the package for command lines has global flags
 			s, prefix := testConn(t)
 			keys := s.Keys()
-			putRecord(t, s, keys.RCs.Key("webid"), `{"id":"webid","name":"web","manifest":"d","replica_groups":[{"role":"main","count":1}]}`)
+			putRecord(t, s, keys.RCs.Key("webid"),
+				`{"id":"webid","name":"web","manifest":"d","replica_groups":[{"role":"main","count":1}]}`)
 			at := keys.Pods.Key("webid/main.0")
 			putRecord(t, s, at, fmt.Sprintf(placed, `,"y":"2"`, `,"own_labels":{"y":"2"}`))
 			putRecord(t, s, keys.Gate.Key(), fmt.Sprintf(`{"version":%q}`, feature.Known.Newest()))
@@ -37,7 +45,8 @@ func TestALabelIsThereOnceTheRequestIsGone(t *testing.T) {
 			ended := make(chan int)
 			go func() {
 				ended <- Main(context.Background(), []string{
-					"rcctl", "--consul-addr", consultest.Shared(t).Addr, "--prefix", prefix, "label", "pod", "web-main-0", "x=1", "y-", "--wait", "--timeout", "1m",
+					"rcctl", "--consul-addr", consultest.Shared(t).Addr, "--prefix", prefix, "label", "pod",
+					"web-main-0", "x=1", "y-", "--wait", "--timeout", "1m",
 				}, nil, &out, &errs)
 			}()
 			var request string

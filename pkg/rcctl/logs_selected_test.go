@@ -19,7 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 )
 
-// running is a logDir whose pod runs, so that its logs may grow.
+// running is a logDir whose pod runs, so its logs can grow.
 type running struct{ logDir }
 
 func (r running) LogFiles(id pod.Identity) (map[string]string, bool) {
@@ -27,10 +27,11 @@ func (r running) LogFiles(id pod.Identity) (map[string]string, bool) {
 	return files, files != nil
 }
 
-// podWithLog makes a record of a pod, and a node that serves its log, until the test ends. It returns the log's file.
+// podWithLog makes the record of a pod, and a node that serves the pod's log until the test ends. It returns the path
+// of the log.
 func podWithLog(t *testing.T, s *conn, rcName, node string) (file string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "api") // short: a socket lives below it
+	dir, err := os.MkdirTemp("", "api") // a short name, because a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,10 +49,12 @@ func podWithLog(t *testing.T, s *conn, rcName, node string) (file string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = api.Run(ctx, running{logDir(dir)}) // it says that it was cancelled
+		_ = api.Run(ctx, running{logDir(dir)}) // the error is only that it was cancelled
 	}()
 	t.Cleanup(func() { cancel(); <-done })
-	putRecord(t, s, s.Keys().RCs.Key(rcName+"id"), fmt.Sprintf(`{"id":"%sid","name":%q,"manifest":"d","replica_groups":[{"role":"main","count":1}]}`, rcName, rcName))
+	putRecord(t, s, s.Keys().RCs.Key(rcName+"id"),
+		fmt.Sprintf(`{"id":"%sid","name":%q,"manifest":"d","replica_groups":[{"role":"main","count":1}]}`,
+			rcName, rcName))
 	putRecord(t, s, s.Keys().Nodes.Key(node), fmt.Sprintf(`{"name":%q,"api":%q}`, node, api.URL()))
 	putRecord(t, s, s.Keys().Pods.Key(pod.Identity{RCID: rcName + "id", Role: "main"}.String()), fmt.Sprintf(
 		`{"rc_id":"%sid","role":"main","index":0,"node":%q,"pod_id":%q,"digest":"0123456789abcdef000000000000000000000000000000000000000000000000","run_state":"running","revision":7,"labels":{"app":"shop"}}`,
@@ -91,7 +94,8 @@ func (s *sharedText) String() string {
 	return s.text.String()
 }
 
-// The logs of several pods are followed at once, each line as a whole and with its pod's name, until the operator has seen enough.
+// rcctl follows the logs of several pods at once until the operator interrupts it. Each line is printed whole, after
+// the name of its pod.
 func TestFollowSelected(t *testing.T) {
 	s, prefix := testConn(t)
 	web, api := podWithLog(t, s, "web", "n1"), podWithLog(t, s, "api", "n2")
@@ -101,7 +105,11 @@ func TestFollowSelected(t *testing.T) {
 	var out, errs sharedText
 	ended := make(chan int)
 	go func() {
-		ended <- Main(ctx, []string{"rcctl", "--consul-addr", consultest.Shared(t).Addr, "--prefix", prefix, "logs", "-l", "app=shop", "-f", "--tail", "1"}, nil, &out, &errs)
+		ended <- Main(ctx,
+			[]string{
+				"rcctl", "--consul-addr", consultest.Shared(t).Addr, "--prefix", prefix, "logs", "-l", "app=shop",
+				"-f", "--tail", "1",
+			}, nil, &out, &errs)
 	}()
 	await := func(text string) {
 		t.Helper()
@@ -118,7 +126,8 @@ func TestFollowSelected(t *testing.T) {
 	appendTo(t, web, "more\n")
 	await("web-main-0 | more\n")
 	cancel()
-	if code := <-ended; code != exitDone || strings.Contains(errs.String(), "-main-0") || strings.Contains(out.String(), "old") {
+	if code := <-ended; code != exitDone || strings.Contains(errs.String(), "-main-0") ||
+		strings.Contains(out.String(), "old") {
 		t.Errorf("exit code %d, %q, %s", code, out.String(), errs.String())
 	}
 }

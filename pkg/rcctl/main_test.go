@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// TestScripts runs what a user could have typed, each script below a key prefix of its own. Besides testscript's commands
-// a script has $KEYS, a directory with SSH keys, and:
+// TestScripts runs scripts of commands that a user could type, each script below its own key prefix. Besides
+// testscript's commands a script has $KEYS, a directory with SSH keys, and:
 //
 //	exits CODE COMMAND...  run a command that must end with this exit code
 //	rcid VAR NAME          set a variable to the id of an rc
@@ -53,8 +53,8 @@ func TestMain(m *testing.M) {
 //	kvkeys                 print all keys below the prefix, without it
 //	kvdump                 print all below the prefix as Consul has it, with the indices of changes
 //	passing NODE           let a preparer of that name pass in Consul's catalog
-//	nodeapi NODE DIR [ADDR TOKENFILE]  serve the logs in a directory, and commands, as the preparer of a node would; sets API
-//	leaderless VAR         set a variable to the address of a Consul without a leader: any server answers stale reads, and nothing else
+//	nodeapi NODE DIR [ADDR TOKENFILE]  serve the logs in a directory, and commands, as a node's preparer; sets API
+//	leaderless VAR         set a variable to the address of a Consul without a leader, which answers only stale reads
 //	capture VAR REGEXP     set a variable to the first group of a match in the last standard output
 //
 // Keys of nodes have the digit of their shard: nodes/7/n1, nodes/4/n2, nodes/7/n3, and nodeops/ likewise.
@@ -76,7 +76,8 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"exits": exits, "rcid": rcid, "kvput": kvput, "kvhold": kvhold, "kvdel": kvdel, "kvcat": kvcat, "kvkeys": kvkeys, "kvdump": kvdump, "capture": capture,
+			"exits": exits, "rcid": rcid, "kvput": kvput, "kvhold": kvhold, "kvdel": kvdel, "kvcat": kvcat,
+			"kvkeys": kvkeys, "kvdump": kvdump, "capture": capture,
 			"nodeapi": serveNode, "passing": passing, "leaderless": leaderless,
 		},
 	})
@@ -98,9 +99,10 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// raw does one request that rcctl has no reason to make.
+// raw sends a request to Consul for which rcctl has no function.
 func raw(addr, method, path, body string) (string, error) {
-	req, err := http.NewRequestWithContext(context.Background(), method, "http://"+addr+"/v1/"+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(context.Background(), method, "http://"+addr+"/v1/"+path,
+		strings.NewReader(body))
 	if err != nil {
 		return "", err
 	}
@@ -134,7 +136,7 @@ func kvhold(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(putHeld(ts.Getenv("CONSUL_HTTP_ADDR"), ts.Getenv("RCFARM_PREFIX")+args[0], args[1]))
 }
 
-// putHeld stores a value whose key a session holds, as a living daemon does.
+// putHeld stores a value, and holds its key with a session, in the same way as a living daemon.
 func putHeld(addr, key, value string) error {
 	answer, err := raw(addr, http.MethodPut, "session/create", "{}")
 	if err != nil {
@@ -148,7 +150,7 @@ func putHeld(addr, key, value string) error {
 	return err
 }
 
-// passing registers what a living preparer registers. Nothing renews it within the hour that it passes.
+// passing registers the service of a living preparer in Consul. Its check passes for an hour, and nothing renews it.
 func passing(ts *testscript.TestScript, _ bool, args []string) {
 	service, err := passingService(ts.Getenv("RCFARM_PREFIX"), args[0])
 	ts.Check(err)
@@ -211,13 +213,14 @@ func capture(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv(args[0], m[1])
 }
 
-// run runs rcctl in this process on a prefix. Its runs must not overlap: urfave/cli shares its help flag between them.
+// run runs rcctl in this process on a prefix. Two runs must not overlap, because urfave/cli shares its help flag
+// between them.
 func run(t *testing.T, prefix, stdin string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	return runAt(t.Context(), consultest.Shared(t).Addr, prefix, stdin, args...)
 }
 
-// runAt is run with a Consul at some address.
+// runAt does the same as run, with the Consul at an address.
 func runAt(ctx context.Context, addr, prefix, stdin string, args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	all := append([]string{"rcctl", "--consul-addr", addr, "--prefix", prefix}, args...)
@@ -225,7 +228,7 @@ func runAt(ctx context.Context, addr, prefix, stdin string, args ...string) (cod
 	return code, out.String(), errs.String()
 }
 
-// testConn is the store as a command sees it, below a fresh prefix.
+// testConn returns the conn of a command below a fresh prefix.
 func testConn(t *testing.T) (s *conn, prefix string) {
 	t.Helper()
 	client, prefix := consultest.Client(t)

@@ -29,7 +29,7 @@ func putRecord(t *testing.T, s *conn, key, value string) {
 	}
 }
 
-// livingNode stores the record of a node that lives and has room.
+// livingNode stores the record of a node that lives and has capacity.
 func livingNode(t *testing.T, s *conn) {
 	t.Helper()
 	schema, err := s.EnsureSchema(t.Context())
@@ -42,14 +42,15 @@ func livingNode(t *testing.T, s *conn) {
 	}
 }
 
-// A drain gets its turn on a node whose reservation farms keep changing, and forgets none of what they wrote.
+// A drain of a node is written although farms keep changing the node's reservation, and it loses nothing that they
+// wrote.
 func TestDrainOfABusyNode(t *testing.T) {
 	s, _ := testConn(t)
 	putRecord(t, s, s.Keys().Nodes.Key("n1"), `{"name":"n1"}`)
 	ctx, cancel := context.WithCancel(t.Context())
 	var farm sync.WaitGroup
 	written := 0
-	farm.Go(func() { // reserves as owners do, and stops when it is told that the node is ineligible
+	farm.Go(func() { // this goroutine reserves like an owner, and stops when the node is ineligible
 		for ctx.Err() == nil {
 			found, _, err := s.ReservationsOf(ctx, []string{"n1"})
 			if err != nil || found["n1"].Value.Ineligible {
@@ -58,7 +59,8 @@ func TestDrainOfABusyNode(t *testing.T) {
 			next := found["n1"].Value.Clone()
 			next.Claims[fmt.Sprintf("rc/main.%d", written)] = node.Claim{}
 			data := fmt.Sprintf(`{"holders":%s}`, claimsText(next))
-			_, err = s.consul.Commit(ctx, []consul.Op{consul.CAS(s.Keys().Reservations.Key("n1"), []byte(data), found["n1"].Index)})
+			_, err = s.consul.Commit(ctx,
+				[]consul.Op{consul.CAS(s.Keys().Reservations.Key("n1"), []byte(data), found["n1"].Index)})
 			if err == nil {
 				written++
 			}
@@ -72,7 +74,7 @@ func TestDrainOfABusyNode(t *testing.T) {
 	if err != nil {
 		cancel()
 	}
-	farm.Wait() // it has seen that the node is ineligible; ended before that, it would not know of its last write
+	farm.Wait() // the goroutine ends when it sees that the node is ineligible
 	cancel()
 	if err != nil {
 		t.Fatal(err)
@@ -103,12 +105,25 @@ func TestComputeDrain(t *testing.T) {
 		after node.Drain
 		ok    bool
 	}{
-		"begin":                   {want: wantedDrain{now: now}, lines: 1, after: node.Drain{Since: now}, ok: true},
-		"begin with a deadline":   {want: wantedDrain{now: now, deadline: &later}, lines: 2, after: node.Drain{Since: now, Deadline: &later}, ok: true},
-		"force without one":       {want: wantedDrain{now: now, force: true}, lines: 2, after: node.Drain{Since: now, Force: true}},
-		"again":                   {ops: node.Ops{Drain: running}, want: wantedDrain{now: later}, after: *running, ok: true},
-		"again, another deadline": {ops: node.Ops{Drain: running}, want: wantedDrain{now: now, deadline: &later}, lines: 1, after: node.Drain{Since: running.Since, Deadline: &later}, ok: true},
-		"again, force":            {ops: node.Ops{Drain: running}, want: wantedDrain{now: now, force: true}, lines: 1, after: node.Drain{Since: running.Since, Deadline: &now, Force: true}, ok: true},
+		"begin": {want: wantedDrain{now: now}, lines: 1, after: node.Drain{Since: now}, ok: true},
+		"begin with a deadline": {
+			want: wantedDrain{now: now, deadline: &later}, lines: 2,
+			after: node.Drain{Since: now, Deadline: &later}, ok: true,
+		},
+		"force without one": {
+			want: wantedDrain{now: now, force: true}, lines: 2, after: node.Drain{Since: now, Force: true},
+		},
+		"again": {
+			ops: node.Ops{Drain: running}, want: wantedDrain{now: later}, after: *running, ok: true,
+		},
+		"again, another deadline": {
+			ops: node.Ops{Drain: running}, want: wantedDrain{now: now, deadline: &later},
+			lines: 1, after: node.Drain{Since: running.Since, Deadline: &later}, ok: true,
+		},
+		"again, force": {
+			ops: node.Ops{Drain: running}, want: wantedDrain{now: now, force: true}, lines: 1,
+			after: node.Drain{Since: running.Since, Deadline: &now, Force: true}, ok: true,
+		},
 	} {
 		c, ok := computeDrain(tt.ops, tt.want)
 		if diff := cmp.Diff(tt.after, *c.ops.Drain); diff != "" || ok != tt.ok || len(c.lines) != tt.lines {
@@ -127,41 +142,57 @@ func TestPlanSweep(t *testing.T) {
 		orphans: []pod.Orphan{{Identity: id("gone", 0)}, {Identity: id("a", 7)}},
 		claims:  map[string]node.Claim{"who/main.0": {}},
 		placements: []pod.Placement{
-			{Identity: id("a", 0), Node: "n1"}, {Identity: id("a", 1), Node: "n2", Ghosts: []pod.Ghost{{Node: "n1"}}}, {Identity: id("a", 2), Node: "n2"},
+			{Identity: id("a", 0), Node: "n1"},
+			{Identity: id("a", 1), Node: "n2", Ghosts: []pod.Ghost{{Node: "n1"}}},
+			{Identity: id("a", 2), Node: "n2"},
 		},
 	}
-	for _, held := range []pod.Identity{id("a", 0), id("a", 1), id("a", 2), id("a", 7), id("ab", 0), id("gone", 0), id("gone", 9)} {
+	for _, held := range []pod.Identity{
+		id("a", 0), id("a", 1), id("a", 2), id("a", 7), id("ab", 0),
+		id("gone", 0), id("gone", 9),
+	} {
 		in.claims[held.String()] = node.Claim{Pod: held}
 	}
-	own := id(pod.LocalRC("agent"), 0) // the node looks after it
+	own := id(pod.LocalRC("agent"), 0) // the node itself holds this share
 	in.claims[own.String()] = node.Claim{Pod: own}
 	got := planSweep(in)
 	if len(got.orphans) != 1 || got.orphans[0].RCID != "gone" || got.adopted != 1 {
 		t.Errorf("orphans %+v, %d adopted", got.orphans, got.adopted)
 	}
 	want := map[string][]string{"a": {"a/main.2"}, "ab": {"ab/main.0"}, "gone": {"gone/main.9"}}
-	if diff := cmp.Diff(want, got.leaked); diff != "" || !slices.Equal(got.repairs, []string{"a", "ab", "gone"}) || !slices.Equal(got.unexplained, []string{"who/main.0"}) {
+	if diff := cmp.Diff(want, got.leaked); diff != "" || !slices.Equal(got.repairs, []string{"a", "ab", "gone"}) ||
+		!slices.Equal(got.unexplained, []string{"who/main.0"}) {
 		t.Errorf("repairs %v, unexplained %v\n%s", got.repairs, got.unexplained, diff)
 	}
-	in.placements = append(in.placements, pod.Placement{Identity: id("lost", 0), Node: "n1"}, pod.Placement{Identity: id("lost", 1), Node: "n2"}, pod.Placement{Identity: id("other", 0), Node: "n2"})
-	if got := planSweep(in).strays; len(got) != 2 || got[0].Identity != id("lost", 0) || got[1].Identity != id("lost", 1) {
+	in.placements = append(in.placements, pod.Placement{Identity: id("lost", 0), Node: "n1"},
+		pod.Placement{Identity: id("lost", 1), Node: "n2"}, pod.Placement{Identity: id("other", 0), Node: "n2"})
+	if got := planSweep(in).strays; len(got) != 2 || got[0].Identity != id("lost", 0) ||
+		got[1].Identity != id("lost", 1) {
 		t.Errorf("strays %+v", got)
 	}
-	in.told = []pod.Intent{{Identity: id("a", 0)}, {Identity: id("lost", 1)}, {Identity: id("gone", 9)}, {Identity: own}, {Identity: id("told", 0)}}
-	if got := planSweep(in); len(got.told) != 2 || got.told[0].Identity != id("gone", 9) || got.told[1].Identity != id("told", 0) || got.leaked["gone"] != nil {
-		t.Errorf("told %+v, leaked %v", got.told, got.leaked)
+	in.intents = []pod.Intent{
+		{Identity: id("a", 0)},
+		{Identity: id("lost", 1)},
+		{Identity: id("gone", 9)},
+		{Identity: own},
+		{Identity: id("told", 0)},
 	}
-	in.placements = append(in.placements, pod.Placement{Identity: id("told", 1), Node: "n2"}) // its owner stops that, too
+	if got := planSweep(in); len(got.intents) != 2 || got.intents[0].Identity != id("gone", 9) ||
+		got.intents[1].Identity != id("told", 0) || got.leaked["gone"] != nil {
+		t.Errorf("told %+v, leaked %v", got.intents, got.leaked)
+	}
+	// a placement on another node, of the same controller without a record, is stopped, too
+	in.placements = append(in.placements, pod.Placement{Identity: id("told", 1), Node: "n2"})
 	if got := planSweep(in).strays; len(got) != 3 || got[2].Identity != id("told", 1) {
 		t.Errorf("strays %+v", got)
 	}
-	in.leftOut = 1 // what is not listed may be what a claim is held for
+	in.leftOut = 1 // a claim may be for an orphan that the node left out
 	if got := planSweep(in); len(got.leaked)+len(got.unexplained) != 0 {
 		t.Errorf("%+v", got)
 	}
 }
 
-// A node that writes a report again and again keeps nothing else of a sweep from being asked.
+// If a node writes a report again and again, all other parts of a sweep are still requested.
 func TestReportsThatMoveHoldUpNoSweep(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
@@ -181,15 +212,17 @@ func TestReportsThatMoveHoldUpNoSweep(t *testing.T) {
 	for i := range 2 * store.ReportsPerTxn {
 		plan.reports = append(plan.reports, gone(i))
 	}
-	plan.reports[0].Index-- // it was written since
+	plan.reports[0].Index-- // as if the report was written since
 	err := askSweep(t.Context(), s, "n1", plan)
 	if !errors.Is(err, store.ErrConflict) {
 		t.Errorf("%v", err)
 	}
-	if asked, _, err := s.Requests.List(t.Context(), store.Consistent, r.ID); err != nil || len(asked) != 1 || asked[0].Value.Kind != store.RepairReservation {
+	if asked, _, err := s.Requests.List(t.Context(), store.Consistent, r.ID); err != nil || len(asked) != 1 ||
+		asked[0].Value.Kind != store.RepairReservation {
 		t.Errorf("%+v, %v", asked, err)
 	}
-	if left, err := s.consul.Keys(t.Context(), s.Keys().Realities.Below("n1")); err != nil || len(left) != store.ReportsPerTxn {
+	if left, err := s.consul.Keys(t.Context(), s.Keys().Realities.Below("n1")); err != nil ||
+		len(left) != store.ReportsPerTxn {
 		t.Errorf("%d reports are left, %v", len(left), err)
 	}
 }
@@ -205,13 +238,32 @@ func TestFollow(t *testing.T) {
 		code  int
 		says  []string
 	}{
-		"interrupted":              {"", func(cancel context.CancelFunc) { cancel() }, exitDone, []string{"Pending: generation 0 of 1"}},
-		"interrupted, with a goal": {"Converged", func(cancel context.CancelFunc) { cancel() }, exitWait, []string{"Pending: generation 0 of 1", "interrupted; last seen: Pending"}},
-		"goal": {"Blocked", func(context.CancelFunc) {
-			putRecord(t, s, s.Keys().Statuses.Key(r.ID), `{"rc_id":"`+r.ID+`","observed_generation":1,"desired":3,"stopping":2,"conditions":[{"type":"Blocked","true":true,"reason":"no room"}],"last_error":"bad"}`)
-		}, exitDone, []string{"Blocked: generation 1 of 1, 3 desired, 0 placed, 0 available, 2 stopping; Blocked: no room; error: bad"}},
-		"gone, as wanted": {"Gone", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RCs.Key(r.ID)) }, exitDone, []string{"the rc is gone"}},
-		"gone":            {"Converged", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RCs.Key(r.ID)) }, exitRefused, []string{"the rc is gone", "was deleted before it was Converged"}},
+		"interrupted": {
+			"", func(cancel context.CancelFunc) { cancel() }, exitDone,
+			[]string{"Pending: generation 0 of 1"},
+		},
+		"interrupted, with a goal": {
+			"Converged", func(cancel context.CancelFunc) { cancel() }, exitWait,
+			[]string{"Pending: generation 0 of 1", "interrupted; last seen: Pending"},
+		},
+		"goal": {
+			"Blocked", func(context.CancelFunc) {
+				putRecord(t, s, s.Keys().Statuses.Key(r.ID),
+					`{"rc_id":"`+r.ID+
+						`","observed_generation":1,"desired":3,"stopping":2,`+
+						`"conditions":[{"type":"Blocked","true":true,"reason":"no room"}],"last_error":"bad"}`)
+			}, exitDone,
+			[]string{"Blocked: generation 1 of 1, 3 desired, 0 placed, 0 available, 2 stopping; Blocked: no room; " +
+				"error: bad"},
+		},
+		"gone, as wanted": {
+			"Gone", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RCs.Key(r.ID)) }, exitDone,
+			[]string{"the rc is gone"},
+		},
+		"gone": {
+			"Converged", func(context.CancelFunc) { removeRecord(t, s, s.Keys().RCs.Key(r.ID)) }, exitRefused,
+			[]string{"the rc is gone", "was deleted before it was Converged"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			removeRecord(t, s, s.Keys().Statuses.Key(r.ID))
@@ -264,7 +316,8 @@ func TestScreenOnATerminal(t *testing.T) {
 }
 
 func rcText(r rc.RC) string {
-	return fmt.Sprintf(`{"id":%q,"name":%q,"manifest":%q,"generation":1,"replica_groups":[{"role":"main","count":3}]}`, r.ID, r.Name, r.ManifestDigest)
+	return fmt.Sprintf(`{"id":%q,"name":%q,"manifest":%q,"generation":1,"replica_groups":[{"role":"main","count":3}]}`,
+		r.ID, r.Name, r.ManifestDigest)
 }
 
 func removeRecord(t *testing.T, s *conn, key string) {
@@ -274,25 +327,26 @@ func removeRecord(t *testing.T, s *conn, key string) {
 	}
 }
 
-// syncBuffer is what a command writes to while a test looks.
+// syncBuffer is a buffer that a command writes while a test reads it.
 type syncBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(p)
 }
 
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
 }
 
-// A change of labels is in the node's reservation too, and nothing else of that changes. Other acts leave it alone, unless it is wrong.
+// A change of labels also changes the label version in the node's reservation, and nothing else there. Other commands
+// do not change the reservation, unless the label version in it is wrong.
 func TestLabelsAreInTheReservation(t *testing.T) {
 	s, _ := testConn(t)
 	putRecord(t, s, s.Keys().Nodes.Key("n1"), `{"name":"n1"}`)
@@ -329,7 +383,8 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 	if res := read(); res.Value.Labels != (node.LabelVersions{Operators: version("a")}) {
 		t.Errorf("after the first label: %+v", res)
 	}
-	putRecord(t, s, s.Keys().Reservations.Key("n1"), `{"labels":{"own":"x","operators":"`+version("a")+`"},"holders":{"web/main.0":{"cpu":5}}}`)
+	putRecord(t, s, s.Keys().Reservations.Key("n1"),
+		`{"labels":{"own":"x","operators":"`+version("a")+`"},"holders":{"web/main.0":{"cpu":5}}}`)
 	before := read()
 	act(cordon)
 	act(nothing)
@@ -337,7 +392,8 @@ func TestLabelsAreInTheReservation(t *testing.T) {
 		t.Errorf("after acts that change no label: %+v, was %+v", res, before)
 	}
 	act(label("b"))
-	if res := read(); res.Value.Labels != (node.LabelVersions{Own: "x", Operators: version("b")}) || res.Value.Claims["web/main.0"].CPU != 5 {
+	if res := read(); res.Value.Labels != (node.LabelVersions{Own: "x", Operators: version("b")}) ||
+		res.Value.Claims["web/main.0"].CPU != 5 {
 		t.Errorf("after another label: %+v", res)
 	}
 	putRecord(t, s, s.Keys().Reservations.Key("n1"), `{"labels":{"operators":"wrong"},"holders":{}}`)

@@ -25,31 +25,32 @@ import (
 // logDir is a node whose only pod, main.0, has its logs in a directory.
 type logDir string
 
-func (d logDir) LogFiles(id pod.Identity) (map[string]string, bool) {
+func (l logDir) LogFiles(id pod.Identity) (map[string]string, bool) {
 	if id.Role != "main" || id.Index != 0 {
 		return nil, false
 	}
 	files := map[string]string{}
-	found, _ := filepath.Glob(filepath.Join(string(d), "*.log")) // the pattern is fine
+	found, _ := filepath.Glob(filepath.Join(string(l), "*.log")) // the pattern is fine
 	for _, file := range found {
 		files[strings.TrimSuffix(filepath.Base(file), ".log")] = file
 	}
 	return files, false
 }
 
-func (d logDir) Command(id pod.Identity, process string, argv []string) (runtime.Command, error) {
+func (l logDir) Command(id pod.Identity, process string, argv []string) (runtime.Command, error) {
 	if id.Role != "main" || id.Index != 0 || process == "other" {
 		return nil, errors.New("it has no process that runs on this node")
 	}
 	argv = slices.Clone(argv)
 	argv[0] = filepath.Join("/bin", argv[0])
 	return func(ctx context.Context, streams runtime.Streams) (runtime.Exit, error) {
-		return oneshot.Run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/bin:/usr/bin"}, Dir: string(d), Streams: streams})
+		return oneshot.Run(ctx,
+			oneshot.Command{Argv: argv, Env: []string{"PATH=/bin:/usr/bin"}, Dir: string(l), Streams: streams})
 	}, nil
 }
 
-// Scale has room for three replicas, and knows the service agent.
-func (d logDir) Scale(_ context.Context, r scale.Request) (scale.Response, error) {
+// Scale has capacity for three replicas, and knows the service agent.
+func (l logDir) Scale(_ context.Context, r scale.Request) (scale.Response, error) {
 	answer := scale.Response{Service: r.Service}
 	switch {
 	case r.Replicas > 3:
@@ -65,11 +66,11 @@ func (d logDir) Scale(_ context.Context, r scale.Request) (scale.Response, error
 	return answer, nil
 }
 
-// serveNode is the command nodeapi of the scripts.
+// serveNode implements the command nodeapi of the scripts.
 func serveNode(ts *testscript.TestScript, _ bool, args []string) {
 	log, err := obs.NewLogger(io.Discard, "info", "text")
 	ts.Check(err)
-	dir, err := os.MkdirTemp("", "api") // short: a socket lives below it
+	dir, err := os.MkdirTemp("", "api") // a short name, because a socket's path must be short
 	ts.Check(err)
 	ts.Defer(func() { os.RemoveAll(dir) })
 	cfg := nodeapi.Config{Node: args[0], Addr: nodeapi.Unix, Dir: dir, Log: log}
@@ -82,7 +83,7 @@ func serveNode(ts *testscript.TestScript, _ bool, args []string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Run(ctx, logDir(ts.MkAbs(args[1]))) // it says that it was cancelled
+		_ = s.Run(ctx, logDir(ts.MkAbs(args[1]))) // the error is only that it was cancelled
 	}()
 	ts.Defer(func() { cancel(); <-done })
 	ts.Setenv("API", s.URL())
@@ -108,7 +109,8 @@ func TestExitOf(t *testing.T) {
 	} {
 		var errs bytes.Buffer
 		tl := &stdio{err: &errs}
-		if code := tl.report(exitOf(nodeapi.NewClient("n1", target, "", nil), ended)); code != want.code || errs.String() != want.text {
+		if code := tl.report(exitOf(nodeapi.NewClient("n1", target, "", nil), ended)); code != want.code ||
+			errs.String() != want.text {
 			t.Errorf("%+v: exit code %d, %q; want %+v", ended, code, errs.String(), want)
 		}
 	}

@@ -22,16 +22,15 @@ import (
 
 var formats = [...]string{"table", "json", "yaml"}
 
-// wideFormat is a table with all columns, of the commands that have one.
 const wideFormat = "wide"
 
-func outputFlag() cli.Flag { return formatFlag(formats[:]...) }
+func outputFlag() []cli.Flag { return formatFlag(formats[:]...) }
 
-func wideOutputFlag() cli.Flag { return formatFlag(formats[0], wideFormat, formats[1], formats[2]) }
+func wideOutputFlag() []cli.Flag { return formatFlag(formats[0], wideFormat, formats[1], formats[2]) }
 
-// formatFlag is -o. A format that a command does not have is refused before anything else is looked at.
-func formatFlag(allowed ...string) cli.Flag {
-	return &cli.StringFlag{
+// formatFlag refuses an unknown format before the command reads anything.
+func formatFlag(allowed ...string) []cli.Flag {
+	return []cli.Flag{&cli.StringFlag{
 		Name: "output", Aliases: []string{"o"}, Value: allowed[0], Usage: "`FORMAT`: " + field.Or(allowed...),
 		Action: func(c *cli.Context, format string) error {
 			if !slices.Contains(allowed, format) {
@@ -39,11 +38,10 @@ func formatFlag(allowed ...string) cli.Flag {
 			}
 			return nil
 		},
-	}
+	}}
 }
 
-// print writes a view in the format that the command line asks for, and says what could not be read. table is called for the formats
-// "table" and "wide" only.
+// print prints a view, and then the unreadable records. table is for the formats "table" and "wide".
 func (s *conn) print(view any, corrupt []error, table func(io.Writer) error) error {
 	if err := s.write(s.String("output"), view, table); err != nil {
 		return err
@@ -51,9 +49,9 @@ func (s *conn) print(view any, corrupt []error, table func(io.Writer) error) err
 	return s.warn(corrupt)
 }
 
-func (std *stdio) write(format string, view any, table func(io.Writer) error) error {
+func (s *stdio) write(format string, view any, table func(io.Writer) error) error {
 	if format == formats[0] || format == wideFormat {
-		return table(std.out)
+		return table(s.out)
 	}
 	out, err := inspect.Indented(view)
 	if err == nil && format == "yaml" {
@@ -62,11 +60,11 @@ func (std *stdio) write(format string, view any, table func(io.Writer) error) er
 	if err != nil {
 		return fmt.Errorf("encode output: %w", err)
 	}
-	_, err = std.out.Write(out)
+	_, err = s.out.Write(out)
 	return err
 }
 
-// colour is an ANSI foreground colour. All are equally long, so that a column in which every cell has one stays aligned.
+// colour is an ANSI foreground colour. All are equally long, so a column stays aligned if each of its cells has one.
 type colour string
 
 const (
@@ -76,26 +74,33 @@ const (
 	red         colour = "\x1b[31m"
 )
 
-// table is rows of cells below a header. The cells of one column may have colours.
 type table struct {
-	header []string
-	rows   [][]string
-	// paint is the column whose cells colourOf colours; negative: none.
-	paint    int
-	colourOf func(cell string) colour
+	header   []string
+	rows     [][]string
+	paint    int                      // the index of the column with colours
+	colourOf func(cell string) colour // nil: no cell has a colour
 }
 
-// write prints the table. Empty cells become "-".
-func (tb *table) write(w io.Writer, colours bool) error {
+func columns(header ...string) *table { return &table{header: header} }
+
+func (t *table) painted(column int, colourOf func(cell string) colour) *table {
+	t.paint, t.colourOf = column, colourOf
+	return t
+}
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+// write prints "-" for an empty cell.
+func (t *table) write(w io.Writer, colours bool) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	for i, row := range append([][]string{tb.header}, tb.rows...) {
+	for i, row := range append([][]string{t.header}, t.rows...) {
 		cells := make([]string, len(row))
 		for j, cell := range row {
 			cells[j] = clean(cell)
-			if colours && j == tb.paint {
+			if colours && t.colourOf != nil && j == t.paint {
 				shade := plainColour
 				if i > 0 {
-					shade = tb.colourOf(cell)
+					shade = t.colourOf(cell)
 				}
 				cells[j] = string(shade) + cells[j] + string(plainColour)
 			}
@@ -105,11 +110,15 @@ func (tb *table) write(w io.Writer, colours bool) error {
 	return tw.Flush()
 }
 
-// clean makes text from elsewhere harmless for a terminal and a table.
 func clean(text string) string {
 	if text == "" {
 		return "-"
 	}
+	return printable(text)
+}
+
+// printable keeps the text of pods and records from acting on a terminal.
+func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '
@@ -118,7 +127,6 @@ func clean(text string) string {
 	}, text)
 }
 
-// rcColour is the colour of a controller's state.
 func rcColour(state string) colour {
 	switch state {
 	case inspect.Deleting, inspect.Disabled, inspect.Pending, inspect.Progressing:
@@ -134,40 +142,48 @@ func rcColour(state string) colour {
 	}
 }
 
-// cureOf says, by the first part of its key below the prefix, what becomes of a record that cannot be read.
+// cureOf has, by the first part of an unreadable record's key, what to do about it.
 var cureOf = map[string]string{
-	"reality":   "the preparer of the node writes an unreadable report (reality/) again within 90 s; its pods run on meanwhile",
-	"nodes":     "remove the unreadable record of a node (consul kv delete KEY); its preparer writes it again; its pods run on meanwhile",
-	"status":    "the owner writes an unreadable status again with its next look at the controller",
-	"manifests": "apply the document of a controller whose manifest is unreadable again (rcctl apply -f FILE); its pods run on meanwhile",
+	"reality": "the preparer of the node writes an unreadable report (reality/) again within 90 s; its pods run on " +
+		"meanwhile",
+	"nodes": "remove the unreadable record of a node (consul kv delete KEY); its preparer writes it again; its " +
+		"pods run on meanwhile",
+	"status": "the owner writes an unreadable status again in its next look at the controller",
+	"manifests": "apply the document of a controller whose manifest is unreadable again (rcctl apply -f FILE); its " +
+		"pods run on meanwhile",
 }
 
-// warnOf says what is valid in a manifest and will not work on most nodes.
-func (std *stdio) warnOf(m *manifest.Manifest) {
+func (s *stdio) warnOf(m *manifest.Manifest) {
 	for _, warning := range m.Warnings() {
-		std.caution(warning)
+		s.caution(warning)
 	}
 }
 
-// caution prints a warning, which changes no exit code.
-func (std *stdio) caution(text string) { fmt.Fprintf(std.err, "rcctl: warning: %s\n", clean(text)) }
+func (s *stdio) warnAbout(c *change) {
+	if c.warning != "" {
+		s.caution(c.warning)
+	}
+}
 
-// warn prints what could not be read, next to an answer that goes without it, with what becomes of it, each once, and returns the error
-// that makes the exit code say so.
-func (std *stdio) warn(corrupt []error) error {
+func (s *stdio) caution(text string) { s.note("warning: %s", clean(text)) }
+
+// warn prints the records that are missing in the answer, and what to do. It returns an error, because the exit code
+// must show them.
+func (s *stdio) warn(corrupt []error) error {
 	var next []string
 	for _, err := range corrupt {
-		fmt.Fprintln(std.err, "rcctl: "+err.Error())
+		s.note("%s", err.Error())
 		var record *store.CorruptError
 		if errors.As(err, &record) {
 			parts := strings.Split(record.Key, "/")
-			if i := slices.IndexFunc(parts, func(part string) bool { return cureOf[part] != "" }); i >= 0 && !slices.Contains(next, cureOf[parts[i]]) {
+			if i := slices.IndexFunc(parts, func(part string) bool { return cureOf[part] != "" }); i >= 0 &&
+				!slices.Contains(next, cureOf[parts[i]]) {
 				next = append(next, cureOf[parts[i]])
 			}
 		}
 	}
 	for _, cure := range next {
-		fmt.Fprintln(std.err, "next: "+cure)
+		fmt.Fprintln(s.err, "next: "+cure)
 	}
 	if len(corrupt) > 0 {
 		return fmt.Errorf("the answer is incomplete: %d unreadable records", len(corrupt))
@@ -175,8 +191,8 @@ func (std *stdio) warn(corrupt []error) error {
 	return nil
 }
 
-// printList is printTable for what there is of a cluster.
-func printList[V any](s *conn, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
+// printList is for a list that may be empty because the cluster has no records.
+func printList[V any](s *conn, views []V, corrupt []error, none string, tb *table, row func(*V) []string) error {
 	if len(views) == 0 {
 		if err := s.empty(); err != nil {
 			return err
@@ -185,9 +201,8 @@ func printList[V any](s *conn, views []V, corrupt []error, none string, tb table
 	return printTable(s, views, corrupt, none, tb, row)
 }
 
-// printTable prints what a command lists in the format that the command line asks for, and says what could not be read. none is the line of
-// an empty table, and row makes the cells of any other below the header of tb.
-func printTable[V any](s *conn, views []V, corrupt []error, none string, tb table, row func(*V) []string) error {
+// printTable prints the text in none if the list is empty.
+func printTable[V any](s *conn, views []V, corrupt []error, none string, tb *table, row func(*V) []string) error {
 	return s.print(views, corrupt, func(w io.Writer) error {
 		if len(views) == 0 {
 			_, err := fmt.Fprintln(w, none)
@@ -202,29 +217,55 @@ func printTable[V any](s *conn, views []V, corrupt []error, none string, tb tabl
 
 const selectorAllowed = "a selector of labels in Kubernetes' syntax, such as app=web,tier in (a,b),!old"
 
-// selectorFlag chooses by labels what is listed. What is no selector is refused before anything else is looked at.
-func selectorFlag(what string) cli.Flag {
-	return &cli.StringFlag{
-		Name: "selector", Aliases: []string{"l"}, Usage: "only " + what + " whose labels this `SELECTOR` selects, in Kubernetes' syntax: app=web,tier in (a,b)",
+// selectorFlag refuses an invalid selector before the command reads anything.
+func selectorFlag(what string) []cli.Flag {
+	return []cli.Flag{&cli.StringFlag{
+		Name: "selector", Aliases: []string{"l"}, Usage: "only " + what +
+			" whose labels this `SELECTOR` selects, in Kubernetes' syntax: app=web,tier in (a,b)",
 		Action: func(c *cli.Context, text string) error {
 			if _, err := rc.ParseSelector(text); err != nil {
 				return badFlag(c, "--selector", text, selectorAllowed)
 			}
 			return nil
 		},
-	}
+	}}
 }
 
-// selectorOf is the selector of a command line; without one it selects everything.
 func selectorOf(c *cli.Context) labels.Selector {
 	sel, err := rc.ParseSelector(c.String("selector"))
 	if err != nil {
-		return labels.Nothing() // the flag has refused it
+		return labels.Nothing() // unreachable: the flag refuses an invalid selector
 	}
 	return sel
 }
 
-// none says that nothing is listed, and what to do about it; where a selector chose, it may be that.
+const maxLabelKeys = 20
+
+// selected keeps the views that -l selects. If there are none because no view has such a key, it prints the keys that
+// there are.
+func selected[V any](s *conn, what string, views []V, labelsOf func(*V) map[string]string) []V {
+	sel := selectorOf(s.flags)
+	if sel.Empty() {
+		return views
+	}
+	sets := make([]map[string]string, len(views))
+	for i := range views {
+		sets[i] = labelsOf(&views[i])
+	}
+	views = inspect.Selected(views, sel, labelsOf)
+	lacking, keys := inspect.LabelsLacking(sel, sets)
+	switch {
+	case len(views) > 0 || len(sets) == 0 || len(lacking) == 0:
+	case len(keys) == 0:
+		s.note("none of these %s has a label", field.Count(len(sets), what))
+	default:
+		s.note("none of these %s has the label %s; their labels are %s",
+			field.Count(len(sets), what), field.Or(lacking...), field.Few(keys, maxLabelKeys, ", "))
+	}
+	return views
+}
+
+// none is the line for an empty list. A selector may be the reason why it is empty.
 func none(what string, selected bool, next string) string {
 	if selected {
 		return "no " + what + " with such labels"

@@ -1,7 +1,6 @@
 package rcctl
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -21,42 +20,39 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// placeAllowed is what the document of rcctl place may be, in words.
 const placeAllowed = "one YAML or JSON document that describes a replication controller or a service"
 
 func placeCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "place", Usage: "say for every machine whether it would take pods of a document, and why not",
-		UsageText: "rcctl place --explain -f FILE [-o table|wide|json|yaml]",
-		Description: `Asks the rule and the ranking that farms place by, with the machines as they are now, and writes nothing.
-What rcctl apply and rcctl deploy write is placed by a farm. The document is that of a controller or of a service;
-pods of a controller of that name count as they do for a farm.
+	return leaf("place --explain -f FILE [-o table|wide|json|yaml]",
+		"show for every machine whether it would take pods of a document, and why not",
+		`Applies the farms' rule and ranking to the machines as they are now. It writes nothing; farms place the pods
+of documents that rcctl apply and rcctl deploy have written. The document is that of a controller or of a service. Pods
+of a controller with the same name are considered, as a farm does.
 
-RANK is the order in which machines are taken for the next pod: first those in the group with the fewest of the
-controller's pods, where it spreads them; then those that its affinity prefers (SCORE, the sum of the weights that
-match); then those with the fewest of its pods (PODS); then those that would be least full with one
-more (LOAD, by what they have least of). With placing: pack those with the most of its pods, and the fullest, come
-before others. A farm looks at about three machines for each pod, so that it takes
-the best of these, and breaks ties by chance. GETS is how many of the missing pods a machine would get.
-Where replica groups have resources, or spread, affinity or placing of their own, each is shown by itself, after what those
-before it get.
-What others place meanwhile, and a scheduler of your own, are not considered.
+RANK is the order in which machines are taken for the next pod. With spread, machines in the group with the fewest of
+the controller's pods come first; then those that its affinity prefers (SCORE, the sum of the weights that match); then
+those with the fewest of its pods (PODS); then those that would be least full with one more (LOAD, by their scarcest
+resource). With placing: pack, those with the most of its pods, and the fullest, come first. A farm looks at about
+three machines for each pod, takes the best of these, and breaks ties by chance. GETS is how many of the missing pods a
+machine would get.
+
+If replica groups have resources, spread, affinity or placing of their own, each group has its own table, with the pods
+of the groups before it placed. Pods that others place meanwhile, and a scheduler of your own, are not considered.
 
 Examples:
   rcctl place --explain -f rc.yaml
   rcctl place --explain -f rc.yaml -o wide        every machine, one on a line, and which port one lacks
   rcctl place --explain -f service.yaml -o json | jq '.nodes[] | select(.reason == "ports") | .name'`,
-		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "explain", Usage: "needed: only explaining can be asked for"},
-			fileFlag(), wideOutputFlag(),
-		},
-		Action: onConn(readPlace, runPlace),
-	})
+		onConn(readPlace, runPlace), toggle("explain", "required: this command places nothing"), fileFlag(),
+		wideOutputFlag(),
+	)
 }
 
 func readPlace(c *cli.Context) (*rc.Spec, error) {
 	if !c.Bool("explain") {
-		return nil, usagef(c, "--explain: missing; allowed: only explaining; rcctl apply has pods placed")
+		return nil, usagef(c,
+			"--explain: missing; required, because this command places nothing; to have pods placed: "+
+				"rcctl apply")
 	}
 	return readInput(c, func(source string, data []byte) (*rc.Spec, error) {
 		converted, err := document.ToJSON(data, placeAllowed)
@@ -72,8 +68,10 @@ func readPlace(c *cli.Context) (*rc.Spec, error) {
 			return nil, err
 		}
 		return &rc.Spec{
-			Name: service.Name, NodeSelector: service.NodeSelector, Replicas: service.Replicas, ReplicaGroups: service.ReplicaGroups,
-			MaxPerNode: service.MaxPerNode, Spread: service.Spread, Affinity: service.Affinity, Placing: service.Placing, Mode: service.Mode, Pod: service.Pod,
+			Name: service.Name, NodeSelector: service.NodeSelector, Replicas: service.Replicas,
+			ReplicaGroups: service.ReplicaGroups,
+			MaxPerNode:    service.MaxPerNode, Spread: service.Spread, Affinity: service.Affinity,
+			Placing: service.Placing, Mode: service.Mode, Pod: service.Pod,
 		}, nil
 	})
 }
@@ -96,17 +94,17 @@ func runPlace(s *conn, spec *rc.Spec) error {
 	})
 }
 
-// placementsOf returns the pods that a controller of this name has, or the present revision of the service.
+// placementsOf returns the pods of the controller with this name, or of the revision in effect of the service.
 func (s *conn) placementsOf(name string) ([]pod.Placement, []error, error) {
 	id := ""
 	if found, err := s.FindRC(s.Context, name); err == nil {
 		id = found.Value.ID
-	} else if !errors.Is(err, store.ErrNotFound) {
+	} else if !isMissing(err) {
 		return nil, nil, err
 	}
 	if svc, err := s.Deployments.Service(s.Context, name); err == nil {
 		id = svc.Deployed.RC
-	} else if !errors.Is(err, store.ErrNotFound) {
+	} else if !isMissing(err) {
 		return nil, nil, err
 	}
 	if id == "" {
@@ -116,7 +114,6 @@ func (s *conn) placementsOf(name string) ([]pod.Placement, []error, error) {
 	return values(recs), corrupt, err
 }
 
-// fewNodes is how many lines of nodes the table has at the most.
 const fewNodes = 20
 
 func writePlacing(w io.Writer, v *inspect.Placing, wide bool) error {
@@ -134,14 +131,14 @@ func writePlacing(w io.Writer, v *inspect.Placing, wide bool) error {
 	return nil
 }
 
-// writeGroupPlacing shows the nodes for pods that want the same.
 func writeGroupPlacing(w io.Writer, name string, v *inspect.GroupPlacing, wide bool) error {
-	fmt.Fprintf(w, "%s: %s, %d placed. Each takes %s.\n", name, field.Count(v.Replicas, "replica"), v.Placed, takesText(&v.Takes))
-	if wishes := wishesText(v); wishes != "" {
-		fmt.Fprintf(w, "Its nodes: %s.\n", clean(wishes))
+	fmt.Fprintf(w, "%s: %s, %d placed. Each takes %s.\n",
+		name, field.Count(v.Replicas, "replica"), v.Placed, takesText(&v.Takes))
+	if preferences := preferencesText(v); preferences != "" {
+		fmt.Fprintf(w, "Its nodes: %s.\n", clean(preferences))
 	}
 	if v.Placed < v.Replicas {
-		fmt.Fprintf(w, "There is room for %d of the %d that are missing.\n", v.Found, v.Replicas-v.Placed)
+		fmt.Fprintf(w, "Nodes have capacity for %d of the %d that are missing.\n", v.Found, v.Replicas-v.Placed)
 	}
 	takes := v.Ranked()
 	show := takes[:min(len(takes), fewNodes)]
@@ -161,15 +158,14 @@ func writeGroupPlacing(w io.Writer, name string, v *inspect.GroupPlacing, wide b
 		return nil
 	}
 	fmt.Fprintf(w, "\n%d of %s take no pod:\n", len(v.Nodes)-len(takes), field.Count(len(v.Nodes), "node"))
-	tb := table{header: []string{"NODES", "REASON", "WHICH"}, paint: -1}
+	tb := columns("NODES", "REASON", "WHICH")
 	for _, reason := range slices.Sorted(maps.Keys(v.Out)) {
-		tb.rows = append(tb.rows, []string{fmt.Sprint(v.Out[reason]), string(reason), field.Few(v.Refusing(reason), 3, ", ")})
+		tb.add(fmt.Sprint(v.Out[reason]), string(reason), field.Few(v.Refusing(reason), 3, ", "))
 	}
 	return tb.write(w, false)
 }
 
-// wishesText says where the pods of a group should be.
-func wishesText(v *inspect.GroupPlacing) string {
+func preferencesText(v *inspect.GroupPlacing) string {
 	var parts []string
 	if v.Spread != "" {
 		text := "spread over " + v.Spread
@@ -188,7 +184,7 @@ func wishesText(v *inspect.GroupPlacing) string {
 }
 
 func placingTable(v *inspect.GroupPlacing, nodes []inspect.PlacingNode, wide bool) *table {
-	tb := &table{header: []string{"RANK", "NODE", "PODS", "GETS", "LOAD", "SLOTS", "CPU", "MEMORY"}, paint: -1}
+	tb := columns("RANK", "NODE", "PODS", "GETS", "LOAD", "SLOTS", "CPU", "MEMORY")
 	if v.Spread != "" {
 		tb.header = slices.Insert(tb.header, 2, "GROUP")
 	}
@@ -207,7 +203,8 @@ func placingTable(v *inspect.GroupPlacing, nodes []inspect.PlacingNode, wide boo
 		}
 		row := []string{
 			rank, n.Name, fmt.Sprint(n.Pods), fmt.Sprint(n.Gets), fmt.Sprintf("%d%%", n.Load*100/scheduler.Whole),
-			ofText(int64(n.Used.Slots), int64(n.Capacity.Slots), plainAmount), ofText(n.Used.CPU, n.Capacity.CPU, cpuText), ofText(n.Used.Memory, n.Capacity.Memory, memoryText),
+			ofText(int64(n.Used.Slots), int64(n.Capacity.Slots), plainAmount),
+			ofText(n.Used.CPU, n.Capacity.CPU, cpuText), ofText(n.Used.Memory, n.Capacity.Memory, memoryText),
 		}
 		if v.Spread != "" {
 			row = slices.Insert(row, 2, n.Group)
@@ -223,7 +220,6 @@ func placingTable(v *inspect.GroupPlacing, nodes []inspect.PlacingNode, wide boo
 	return tb
 }
 
-// reasonText says why a node takes no pod: of ports also which, and what has it.
 func reasonText(n *inspect.PlacingNode) string {
 	if n.Lacks == "" {
 		return string(n.Reason)
@@ -231,7 +227,6 @@ func reasonText(n *inspect.PlacingNode) string {
 	return string(n.Reason) + ": " + n.Lacks
 }
 
-// takesText says what one pod takes.
 func takesText(t *inspect.PodTakes) string {
 	parts := []string{"a slot"}
 	if t.CPU > 0 {
@@ -249,7 +244,6 @@ func takesText(t *inspect.PodTakes) string {
 	return strings.Join(parts, ", ")
 }
 
-// ofText is how much is used of how much; what is not limited has no second part.
 func ofText(used, limit int64, text func(int64) string) string {
 	if limit == 0 {
 		return text(used)
@@ -259,12 +253,11 @@ func ofText(used, limit int64, text func(int64) string) string {
 
 func plainAmount(n int64) string { return fmt.Sprint(n) }
 
-// cpuText shows thousandths of a core as cores.
 func cpuText(millicores int64) string {
 	return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%d.%03d", millicores/1000, millicores%1000), "0"), ".")
 }
 
-// memoryText shows bytes in the largest unit that leaves a whole number, or one digit behind the point.
+// memoryText uses the largest unit that fits.
 func memoryText(bytes int64) string {
 	const kib = 1024
 	n, unit := float64(bytes), 0

@@ -18,30 +18,24 @@ import (
 )
 
 func podsCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "pods", Usage: "list pods: where they are placed, and what their nodes report",
-		UsageText: "rcctl pods [--rc REF] [--node NODE] [-l SELECTOR] [-o table|wide|json|yaml]",
-		Description: `One line for each replica on each node that has to do with it. Besides what nodes report (pending, fetching,
-installing, starting, running, ready, unhealthy, stopping, stopped, failed, orphaned) a state may be "placed" (its
-node has reported nothing yet), "lost" (its node is gone) or "unknown" (the report of its node cannot be read).
-Pods of local services, which no controller has, are "(local)" in place of one.
--l looks at the labels that the farm gave a pod, replication_controller_id and pod_id among them; one that
-fixes the former reads the placements of that rc alone.
+	return leaf("pods [--rc REF] [--node NODE] [-l SELECTOR] [-o table|wide|json|yaml]",
+		"list pods: where they are placed, and what their nodes report",
+		`There is a line for each replica and each node that has a copy of it, or may have. The state is the node's
+report (pending, fetching, installing, starting, running, ready, unhealthy, stopping, stopped, failed, orphaned), or
+"placed" (the node has reported nothing yet), "lost" (the node is gone) or "unknown" (the node's report cannot be
+read). Pods of local services have "(local)" in place of their rc. -l matches the labels that the farm gave a pod,
+which include replication_controller_id and pod_id; a selector for one replication_controller_id reads only the
+placements of that rc.
 
 Examples:
   rcctl pods
-  rcctl pods --rc web
+  rcctl pods --rc web-r1
   rcctl pods -l app=web
   rcctl pods -o wide
   rcctl pods --node node-1 -o json | jq '.[] | select(.available | not)'`,
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
-			&cli.StringFlag{Name: "node", Usage: "only pods on this `NODE`"},
-			selectorFlag("pods"),
-			wideOutputFlag(),
-		},
-		Action: onList(runPods),
-	})
+		onList(runPods), option("rc", "only pods of this `REF`"),
+		option("node", "only pods on this `NODE`"), selectorFlag("pods"), wideOutputFlag(),
+	)
 }
 
 func runPods(s *conn) error {
@@ -49,12 +43,16 @@ func runPods(s *conn) error {
 	if err != nil {
 		return err
 	}
-	tb, row := table{header: []string{"POD", "NODE", "STATE", "AVAIL", "RESTARTS", "DIGEST", "RC", "MESSAGE"}, paint: 2, colourOf: podColour}, podRow
+	tb := columns("POD", "NODE", "STATE", "AVAIL", "RESTARTS", "DIGEST", "RC", "MESSAGE").painted(2, podColour)
+	row := podRow
 	if s.String("output") == wideFormat {
-		tb.header = []string{"POD", "NODE", "KIND", "STATE", "SINCE", "AVAIL", "RESTARTS", "LAST EXIT", "PORTS", "REVISION", "APPLIED", "DIGEST", "RC", "MESSAGE"}
+		tb.header = []string{
+			"POD", "NODE", "KIND", "STATE", "SINCE", "AVAIL", "RESTARTS", "LAST EXIT", "PORTS",
+			"REVISION", "APPLIED", "DIGEST", "RC", "MESSAGE",
+		}
 		tb.paint, row = 3, widePodRow
 	}
-	return printList(s, views, bad, "no pods", tb, row)
+	return errors.Join(printList(s, views, bad, "no pods", tb, row), noteBreaker(s))
 }
 
 func checkPodFlags(c *cli.Context) error {
@@ -69,8 +67,8 @@ func checkPodFlags(c *cli.Context) error {
 	return nil
 }
 
-// rcNames returns the names of controllers by id: of the one that --rc or --selector, which selects pods here, fixes, with its id, or
-// of all. Where -l selects something else, allNames is meant.
+// rcNames returns the names of controllers by id, for commands whose -l selects pods. If --rc or -l means one
+// controller, it returns only the name of this controller, and its id.
 func (s *conn) rcNames() (names map[string]string, rcID string, corrupt []error, err error) {
 	if ref := s.String("rc"); ref != "" {
 		rec, err := s.find(ref)
@@ -86,15 +84,14 @@ func (s *conn) rcNames() (names map[string]string, rcID string, corrupt []error,
 	}
 	rec, err := s.RCs.Get(s.Context, store.Default, id)
 	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return nil, id, nil, nil // its pods may be left
+	case isMissing(err):
+		return nil, id, nil, nil // pods of a deleted controller may be left
 	case isCorrupt(err):
 		return nil, id, []error{err}, nil
 	}
 	return map[string]string{id: rec.Value.Name}, id, nil, err
 }
 
-// allNames returns the names of all controllers by id.
 func (s *conn) allNames(ctx context.Context) (names map[string]string, corrupt []error, err error) {
 	recs, corrupt, err := s.RCs.List(ctx, store.Default)
 	if err != nil {
@@ -116,10 +113,12 @@ func podRow(v *inspect.PodView) []string {
 	if v.Kind == inspect.Local {
 		owner = "(local)"
 	}
-	return []string{v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts), inspect.Short(v.Digest)[:min(8, len(v.Digest))], owner, v.Message}
+	return []string{
+		v.Name, v.Node, v.State, yesNo(v.Available), fmt.Sprint(v.Restarts),
+		inspect.Short(v.Digest)[:min(8, len(v.Digest))], owner, v.Message,
+	}
 }
 
-// widePodRow leaves nothing out but what a line has no room for.
 func widePodRow(v *inspect.PodView) []string {
 	now, since, exit := time.Now(), "", ""
 	if v.Since != nil {
@@ -138,32 +137,30 @@ func podColour(state string) colour {
 	switch state {
 	case string(pod.StateReady), string(pod.StateEnded):
 		return green
-	case string(pod.StateUnhealthy), string(pod.StateFailed), string(pod.StateCrashLooping), string(pod.StateOrphaned), inspect.Lost:
+	case string(pod.StateUnhealthy), string(pod.StateFailed), string(pod.StateCrashLooping), string(pod.StateOrphaned),
+		inspect.Lost:
 		return red
 	default:
 		return yellow
 	}
 }
 
-const podAllowed = "a pod's name as rcctl pods shows it, such as web-main-0, or RC/ROLE.INDEX, such as web/main.0, or a unique beginning of one"
+const podAllowed = "a pod's name as rcctl pods shows it, such as web-main-0, or RC/ROLE.INDEX, such as web/main.0, " +
+	"or a unique beginning of one"
 
-// podFlags choose where several pods bear one name.
 func podFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "rc", Usage: "only pods of this `REF`"},
-		&cli.StringFlag{Name: "node", Usage: "only the copy on this `NODE`"},
-	}
+	return slices.Concat(
+		option("rc", "only pods of this `REF`"), option("node", "only the copy on this `NODE`"),
+	)
 }
 
-// checkPod returns an argument that names a pod.
 func checkPod(c *cli.Context, ref string) (string, error) {
 	return checkPodName(c, ref, "-./", podAllowed)
 }
 
-// checkPodName returns the name of a pod, in which marks may stand besides letters and digits.
-func checkPodName(c *cli.Context, name, marks, allowed string) (string, error) {
+func checkPodName(c *cli.Context, name, punctuation, allowed string) (string, error) {
 	bad := strings.ContainsFunc(name, func(r rune) bool {
-		return !strings.ContainsRune(marks, r) && (r < '0' || r > '9') && (r < 'a' || r > 'z')
+		return !strings.ContainsRune(punctuation, r) && (r < '0' || r > '9') && (r < 'a' || r > 'z')
 	})
 	if name == "" || bad {
 		return "", badFlag(c, "POD", name, allowed)
@@ -171,11 +168,9 @@ func checkPodName(c *cli.Context, name, marks, allowed string) (string, error) {
 	return name, checkPodFlags(c)
 }
 
-// onePod returns the only argument of a command, which names a pod.
 func onePod(c *cli.Context) (string, error) { return onlyArg(c, "POD", checkPod) }
 
-// findPod finds the copy of a pod that the command line means. It returns notFoundf, or a *usageError that lists the
-// candidates.
+// findPod returns errors of the same kinds as find.
 func (s *conn) findPod(ref string) (inspect.PodView, error) {
 	views, bad, err := s.podViews()
 	if err != nil {
@@ -185,9 +180,9 @@ func (s *conn) findPod(ref string) (inspect.PodView, error) {
 	switch len(found) {
 	case 0:
 		if err := errors.Join(bad...); err != nil {
-			return inspect.PodView{}, fmt.Errorf("pod %q is not among those that can be read: %w", ref, err)
+			return inspect.PodView{}, fmt.Errorf("no readable record is of pod %q: %w", ref, err)
 		}
-		return inspect.PodView{}, notFoundf("no pod has the name %q there; rcctl pods shows all", ref)
+		return inspect.PodView{}, notFoundf("no pod has that name, rc and node: %q; rcctl pods shows all", ref)
 	case 1:
 		return found[0], nil
 	}
@@ -196,21 +191,22 @@ func (s *conn) findPod(ref string) (inspect.PodView, error) {
 	})
 }
 
-// ambiguousPod is the name of more than one pod.
 func ambiguousPod[V any](c *cli.Context, ref string, found []V, line func(*V) string) error {
-	return ambiguous(c, "POD", ref, "what means one copy only, with --node or --rc; this means:", found, line)
+	return ambiguous(c, "POD", ref, "the name of one copy, perhaps with --node or --rc", found, line)
 }
 
-// placements reads those of one controller, or of all where none is named.
-func (s *conn) placements(ctx context.Context, rcID string, level store.Level) (recs []store.Rec[pod.Placement], corrupt []error, err error) {
+// placements reads the pods of all controllers if rcID is empty.
+func (s *conn) placements(ctx context.Context, rcID string, level store.Level) (recs []store.Rec[pod.Placement],
+	corrupt []error, err error,
+) {
 	if rcID == "" {
 		return s.Pods.List(ctx, store.Default)
 	}
 	return s.Pods.List(ctx, level, rcID)
 }
 
-// podViews joins what --rc, --node and --selector choose; the selector is one of pods. A command whose -l selects something else
-// reads placements, realities and allNames itself.
+// podViews returns the pods that --rc, --node and --selector choose. It is not for commands whose -l selects something
+// else.
 func (s *conn) podViews() (views []inspect.PodView, bad []error, err error) {
 	names, rcID, bad, err := s.rcNames()
 	if err != nil {
@@ -232,8 +228,9 @@ func (s *conn) podViews() (views []inspect.PodView, bad []error, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), losses, names), rcID, s.String("node"))
-	views = inspect.Selected(views, selectorOf(s.flags), (*inspect.PodView).LabelSet)
+	views = inspect.FilterPods(inspect.JoinPods(values(placements), values(realities), losses, names),
+		rcID, s.String("node"))
+	views = selected(s, "pod", views, (*inspect.PodView).LabelSet)
 	inspect.MarkUnreadable(views, badRealities, s.Keys())
 	return views, slices.Concat(bad, badPlacements, badRealities, badNodes), nil
 }

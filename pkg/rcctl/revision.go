@@ -10,8 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// serviceOf reads the service that a controller is a revision of. It returns nil where the controller belongs to none,
-// or where its service has no record any more: no command about that service could change it then.
+// serviceOf returns nil if the service has no record any more, because then no command about the service could change
+// the controller.
 func (s *conn) serviceOf(ctx context.Context, r *rc.RC) (*record.Service, error) {
 	if r.Service == nil {
 		return nil, nil
@@ -29,49 +29,48 @@ func (s *conn) serviceOf(ctx context.Context, r *rc.RC) (*record.Service, error)
 	return svc, nil
 }
 
-// isInEffect reports whether the controller is the revision in effect of its service, or that a rollout goes to.
-func (cur *current) isInEffect() bool { return cur.service.InEffect().RC == cur.rc.ID }
+// isInEffect is also true for the target of the service's rollout.
+func (c *current) isInEffect() bool { return c.service.InEffect().RC == c.rc.ID }
 
-// isLeftover reports whether the controller is an old revision that asks for no pods: its service does without it.
-func (cur *current) isLeftover() bool {
-	return !cur.isInEffect() && !cur.rc.EachNode() && cur.rc.Desired() == 0
+// isLeftover reports whether it is an old revision without pods, which its service does not need.
+func (c *current) isLeftover() bool {
+	return !c.isInEffect() && !c.rc.EachNode() && c.rc.Desired() == 0
 }
 
-// refuseApply refuses what a document would change of a revision.
-func (cur *current) refuseApply() error {
-	return cur.refuse("deploy the service's document: rcctl deploy -f FILE")
+func (c *current) refuseApply() error {
+	return c.refuse("deploy the service's document: rcctl deploy -f FILE")
 }
 
-// refuseScale refuses another number of replicas of a revision.
-func (cur *current) refuseScale(role string, count int) error {
-	if !cur.isInEffect() {
-		return cur.refuseOld("")
+func (c *current) refuseScale(role string, count int) error {
+	if !c.isInEffect() {
+		return c.refuseOld("")
 	}
-	args := []string{cur.rc.Service.Name}
+	args := []string{c.rc.Service.Name}
 	if role != "" {
 		args = append(args, "--role", role)
 	}
-	return cur.refuse(fmt.Sprintf("scale the service: rcctl scale %s %d", strings.Join(args, " "), count))
+	return c.refuse(fmt.Sprintf("scale the service: rcctl scale %s %d", strings.Join(args, " "), count))
 }
 
-// refuseDelete refuses the deletion of a revision.
-func (cur *current) refuseDelete() error {
-	remove := "delete the service: rcctl service delete " + cur.rc.Service.Name
-	if !cur.isInEffect() {
-		return cur.refuseOld(", or " + remove)
+func (c *current) refuseDelete() error {
+	remove := "delete the service: rcctl service delete " + c.rc.Service.Name
+	if !c.isInEffect() {
+		return c.refuseOld(", or " + remove)
 	}
-	return cur.refuse(remove)
+	return c.refuse(remove)
 }
 
-// refuseOld refuses a change of a revision that is not in effect. A number meant for it would be wrong for the service.
-func (cur *current) refuseOld(besides string) error {
-	return cur.refuse("it is not the one in effect; take the service to one revision: rcctl deploy -f FILE" + besides)
+// refuseOld does not advise to scale the service, because the number for one revision would be wrong for the service.
+func (c *current) refuseOld(besides string) error {
+	return c.refuse(
+		"it is not the revision in effect; take the service to one revision: rcctl deploy -f FILE" + besides,
+	)
 }
 
-func (cur *current) refuse(instead string) error {
-	of := cur.rc.Service
-	if r := cur.service.Rollout; r != nil && (r.State == rollout.RollingBack || r.Resume == rollout.RollingBack) {
+func (c *current) refuse(instead string) error {
+	of := c.rc.Service
+	if r := c.service.Rollout; r != nil && (r.State == rollout.RollingBack || r.Resume == rollout.RollingBack) {
 		instead = "its rollout is rolling back; wait until that has ended: rcctl rollout status " + of.Name + " -w"
 	}
-	return refusedf("rc %s is revision %d of service %s; %s; nothing was written", cur.rc.Name, of.Revision, of.Name, instead)
+	return unwrittenf("rc %s is revision %d of service %s; %s", c.rc.Name, of.Revision, of.Name, instead)
 }

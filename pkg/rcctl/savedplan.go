@@ -18,9 +18,8 @@ import (
 
 const savedAllowed = "the name of a file that rcctl plan --out has written"
 
-// outFlag saves a plan.
-func outFlag() cli.Flag {
-	return &cli.StringFlag{
+func outFlag() []cli.Flag {
+	return []cli.Flag{&cli.StringFlag{
 		Name: "out", Usage: "save the plan in `FILE`, which only you can read, for rcctl deploy --plan",
 		Action: func(c *cli.Context, path string) error {
 			if path == "" || path == "-" {
@@ -28,24 +27,21 @@ func outFlag() cli.Flag {
 			}
 			return nil
 		},
-	}
+	}}
 }
 
-// savedFlag carries a saved plan out.
-func savedFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name: "plan", Usage: "carry out the plan that rcctl plan --out saved in `FILE`, unless what it was made on has changed",
-	}
+func savedFlag() []cli.Flag {
+	return option("plan",
+		"carry out the plan that rcctl plan --out saved in `FILE`, unless the cluster has changed since")
 }
 
-// save writes plans to a file, and says where and for what they are.
 func (d *deployer) save(all []*planned) error {
-	path, epoch := d.conn.String("out"), d.rolling.State.Epoch
+	path, epoch := d.conn.String("out"), d.planner.State.Epoch
 	if epoch == "" {
-		return refusedf("--out: this cluster has no epoch that can be read, so that nothing tells it from another; " +
+		return refusedf("--out: this cluster has no readable epoch, so a saved plan could not be bound to it; " +
 			"start its first farm, or deploy without a saved plan: rcctl deploy -f FILE")
 	}
-	saved := plan.Saved{By: d.rolling.By, At: time.Now().UTC().Truncate(time.Second), Options: d.options}
+	saved := plan.Saved{By: d.planner.By, At: time.Now().UTC().Truncate(time.Second), Options: d.options}
 	for _, p := range all {
 		saved.Services = append(saved.Services, plan.Save(p.deployment, &p.plan, epoch, p.domain))
 	}
@@ -57,7 +53,7 @@ func (d *deployer) save(all []*planned) error {
 		return fmt.Errorf("save the plan in %s: %w", path, unwrapPath(err))
 	}
 	out := d.conn.out
-	if d.conn.String("output") != formats[0] { // it is read by programs
+	if d.conn.String("output") != formats[0] { // a program reads the output
 		out = d.conn.err
 	}
 	fmt.Fprintf(out, "saved in %s, with all values of env; "+
@@ -66,12 +62,11 @@ func (d *deployer) save(all []*planned) error {
 	return nil
 }
 
-// writePrivate puts a file that only its owner can read in place of another one, or of none. Nobody can have prepared
-// where the content goes, also in a directory that others may write to: the new file has a random name, and must not
-// exist.
+// writePrivate writes a file that only its owner can read. It is safe where others can write: the content goes to a new
+// file with a random name.
 func writePrivate(path string, data []byte) (err error) {
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-		return errors.New("what is there is no regular file; allowed: a new file, or a regular one to replace")
+		return errors.New("it exists and is not a regular file; allowed: a new file, or a regular one to replace")
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -88,12 +83,12 @@ func writePrivate(path string, data []byte) (err error) {
 	return durable.SyncDir(filepath.Dir(path))
 }
 
-// readSaved reads the file that --plan names. The file says what is deployed and how: flags that would say so are
-// refused.
+// readSaved refuses flags that choose what to deploy or how, because the file has both.
 func readSaved(c *cli.Context) (*plan.Saved, error) {
-	for _, f := range slices.Concat([]cli.Flag{fileFlag(), massStopFlag()}, planFlags()) {
+	for _, f := range slices.Concat(fileFlag(), massStopFlag(), planFlags()) {
 		if name := f.Names()[0]; c.IsSet(name) {
-			return nil, usagef(c, "--plan together with --%s; allowed: one of them, a plan says what is deployed and how", name)
+			return nil, usagef(c,
+				"--plan together with --%s; allowed: one of them, because the plan has what to deploy and how", name)
 		}
 	}
 	if _, err := noArgs(c); err != nil {
@@ -119,7 +114,6 @@ func readSaved(c *cli.Context) (*plan.Saved, error) {
 	return saved, mayRun(c)
 }
 
-// flagsOf returns the flags that options of a plan were given by, each behind a space.
 func flagsOf(o *plan.Options) (flags string) {
 	if o.Strategy != "" {
 		flags = " --strategy " + o.Strategy
@@ -135,7 +129,6 @@ func flagsOf(o *plan.Options) (flags string) {
 	return flags
 }
 
-// deploySaved carries a saved plan out, if nothing has changed that it was made on.
 func deploySaved(s *conn, saved *plan.Saved) error {
 	d, err := newDeployer(s, saved.Options)
 	if err != nil {
@@ -144,15 +137,16 @@ func deploySaved(s *conn, saved *plan.Saved) error {
 	var all []*planned
 	same, alike := true, true
 	for _, one := range saved.Services {
-		strategy := plan.SavedStrategy{RollingStrategy: d.rolling, Saved: one}
+		planner := plan.SavedPlanner{ServicePlanner: d.planner, Saved: one}
 		if one.OfDomain() {
-			if strategy.Domain, err = s.ofDomain(s.Context); err != nil {
+			if planner.Domain, err = s.ofDomain(s.Context); err != nil {
 				return err
 			}
 		}
-		p, err := d.planResolved(s.Context, &one.Document, &strategy)
+		p, err := d.planResolved(s.Context, &one.Document, &planner)
 		if _, stale := errors.AsType[*plan.StaleError](err); stale {
-			return refusedf("%v\nnext: rcctl plan -f FILE%s --out %s", refusedPlan(err), flagsOf(&saved.Options), s.String("plan"))
+			return refusedf("%v\nnext: rcctl plan -f FILE%s --out %s",
+				refusedPlan(err), flagsOf(&saved.Options), s.String("plan"))
 		}
 		if err != nil {
 			return refusedPlan(err)
@@ -161,13 +155,13 @@ func deploySaved(s *conn, saved *plan.Saved) error {
 		whole, butNodes := one.Shows(&p.plan)
 		same, alike = same && whole, alike && butNodes
 	}
-	about := "all is as it was shown"
+	about := "it does what it showed"
 	switch {
 	case !alike:
-		about = "what it was made on is as it was, but not all that it showed of pods and room"
+		about = "its records have not changed, but pods and capacity are not all as it showed"
 	case !same:
-		about = "all is as it was shown, but for nodes of pods"
+		about = "it does what it showed, but pods may get other nodes"
 	}
-	fmt.Fprintf(s.out, "the plan of %s, made by %s: %s\n", saved.At.Format(time.RFC3339), clean(saved.By), about)
+	s.printLine("the plan of %s, made by %s: %s", saved.At.Format(time.RFC3339), clean(saved.By), about)
 	return carryOut(s, all)
 }

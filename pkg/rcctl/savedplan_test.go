@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// What is saved is for its owner alone, whatever the umask is and whatever was there, and goes where it was asked to
-// go: not through a link, and into no device.
-func TestWritePrivate(t *testing.T) { // the umask is the whole process's
+// Only its owner can read a saved file, with any umask, and even if the file existed with another mode. It is written
+// to exactly this path: not through a link, and not into a device.
+func TestWritePrivate(t *testing.T) { // not parallel: it changes the umask of the process
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	mode := func(name string) os.FileMode {
@@ -59,7 +59,7 @@ func TestWritePrivate(t *testing.T) { // the umask is the whole process's
 	}
 	for _, name := range []string{"link", ".", "pipe"} {
 		err := writePrivate(in(name), []byte("secret"))
-		if err == nil || !strings.Contains(err.Error(), "what is there is no regular file; allowed: a new file") {
+		if err == nil || !strings.Contains(err.Error(), "it exists and is not a regular file; allowed: a new file") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

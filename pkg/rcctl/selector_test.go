@@ -9,7 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// A selector that fixes the controller reads the placements of no other.
+// If a selector matches only pods of one controller, rcctl reads no placements of other controllers.
 func TestSelectorReadsOneController(t *testing.T) {
 	s, prefix := testConn(t)
 	r := create(t, s)
@@ -19,7 +19,8 @@ func TestSelectorReadsOneController(t *testing.T) {
 	proxy.Set(func(req *http.Request) consultest.Verdict {
 		lock.Lock()
 		defer lock.Unlock()
-		if _, key, is := strings.Cut(req.URL.Path, "/v1/kv/"+prefix); is && (strings.HasPrefix(key, "pods/") || strings.HasPrefix(key, "rcs/")) {
+		if _, key, is := strings.Cut(req.URL.Path, "/v1/kv/"+prefix); is &&
+			(strings.HasPrefix(key, "pods/") || strings.HasPrefix(key, "rcs/")) {
 			read = append(read, key)
 		}
 		return consultest.Forward

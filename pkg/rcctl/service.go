@@ -22,17 +22,17 @@ import (
 
 const servicesAllowed = "one or more YAML or JSON documents that each describe a service"
 
-// planFlags are those of the commands that plan.
 func planFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.BoolFlag{Name: "recreate", Usage: "make a new revision even where the document is the same"},
-		&cli.StringFlag{Name: "strategy", Usage: "`STRATEGY` of this rollout in place of the document's: availability, resourceutil, in-place, canary or blue-green"},
-		&cli.BoolFlag{Name: "skip-gates", Usage: "ask no gate"},
-		&cli.BoolFlag{Name: "keep-counts", Usage: "keep the present number of replicas, whatever the document says: something else scales the service"},
-	}
+	return slices.Concat(
+		toggle("recreate", "make a new revision even if the document is the same"),
+		option("strategy",
+			"`STRATEGY` of this rollout in place of the document's: "+field.Or(rollout.StrategyNames()...)),
+		toggle("skip-gates", "ask no gate"),
+		toggle("keep-counts",
+			"keep the present number of replicas, not the document's, because another program scales the service"),
+	)
 }
 
-// readServices reads, converts and validates the documents that -f names. Its errors are *usageError and *inputError.
 func readServices(c *cli.Context) ([]*record.ServiceSpec, error) {
 	return readInput(c, func(_ string, data []byte) ([]*record.ServiceSpec, error) {
 		docs, err := document.AllToJSON(data, servicesAllowed)
@@ -43,7 +43,6 @@ func readServices(c *cli.Context) ([]*record.ServiceSpec, error) {
 	})
 }
 
-// decodeServices decodes and validates the documents of a file that each describe a service.
 func decodeServices(docs [][]byte) (specs []*record.ServiceSpec, err error) {
 	var errs field.Errors
 	seen := map[string]bool{}
@@ -61,7 +60,8 @@ func decodeServices(docs [][]byte) (specs []*record.ServiceSpec, err error) {
 		case err != nil:
 			return nil, err
 		case spec.Name != "" && seen[spec.Name]:
-			errs.Nest(path, field.Errors{{Field: "name", Value: spec.Name, Allowed: "a name that no other document of the file has"}})
+			const allowed = "a name that no other document of the file has"
+			errs.Nest(path, field.Errors{{Field: "name", Value: spec.Name, Allowed: allowed}})
 		}
 		seen[spec.Name] = true
 		specs = append(specs, spec)
@@ -69,24 +69,24 @@ func decodeServices(docs [][]byte) (specs []*record.ServiceSpec, err error) {
 	return specs, errs.Err()
 }
 
-// deployer plans and runs deployments of one command.
 type deployer struct {
 	conn    *conn
 	client  *deploy.Client
 	options plan.Options
-	rolling plan.RollingStrategy
-	known   func(context.Context) (map[string]string, error) // the digests that the histories of all services have
-	about   string                                           // printed before the plan, if anything
+	planner plan.ServicePlanner
+	// the digests in the histories of all services
+	known func(context.Context) (map[string]string, error)
+	about string // printed before the plan; may be empty
 }
 
-// optionsOf reads the flags that shape a plan besides its document.
 func optionsOf(c *cli.Context) plan.Options {
 	return plan.Options{
-		Strategy: c.String("strategy"), Recreate: c.Bool("recreate"), SkipGates: c.Bool("skip-gates"), AllowMassStop: c.Bool("allow-mass-stop"),
+		Strategy: c.String("strategy"), Recreate: c.Bool("recreate"), SkipGates: c.Bool("skip-gates"),
+		AllowMassStop: c.Bool("allow-mass-stop"),
 	}
 }
 
-// newDeployer reads what plans need to see of the cluster. Unreadable records are told on standard error.
+// newDeployer prints unreadable records on standard error.
 func newDeployer(s *conn, options plan.Options) (*deployer, error) {
 	if strategy := options.Strategy; strategy != "" && !slices.Contains(rollout.StrategyNames(), strategy) {
 		return nil, badFlag(s.flags, "--strategy", strategy, field.Or(rollout.StrategyNames()...))
@@ -100,17 +100,17 @@ func newDeployer(s *conn, options plan.Options) (*deployer, error) {
 		return nil, err
 	}
 	if err := s.warn(corrupt); err != nil {
-		fmt.Fprintln(s.err, "rcctl: the plan is made without what cannot be read")
+		s.note("the plan is made without the unreadable records")
 	}
 	return &deployer{
 		known: knownDigests(s),
 		conn:  s, client: &deploy.Client{Store: s.Store, Who: who, Signatures: map[string]string{}},
-		options: options, rolling: options.Rolling(state, who),
+		options: options, planner: options.Planner(state, who),
 	}, nil
 }
 
-// knownDigests looks digests up in the histories of all services, which it reads once. Entries that cannot be read are
-// told on standard error and skipped.
+// knownDigests returns a function that reads the histories of all services once. It prints unreadable entries and skips
+// them.
 func knownDigests(s *conn) func(context.Context) (map[string]string, error) {
 	var known map[string]string
 	return func(ctx context.Context) (map[string]string, error) {
@@ -122,21 +122,22 @@ func knownDigests(s *conn) func(context.Context) (map[string]string, error) {
 			return nil, fmt.Errorf("read the histories of all services: %w", err)
 		}
 		if err := s.warn(corrupt); err != nil {
-			fmt.Fprintln(s.err, "rcctl: digests are looked up without what cannot be read")
+			s.note("digests are looked up without the unreadable records")
 		}
-		known = record.KnownDigests(field.Each(recs, func(rec store.Rec[record.Entry]) record.Entry { return rec.Value }))
+		known = record.KnownDigests(field.Each(recs, func(rec store.Rec[record.Entry]) record.Entry {
+			return rec.Value
+		}))
 		return known, nil
 	}
 }
 
-// planned is a deployment with its plan.
 type planned struct {
 	deployment *plan.Deployment
 	plan       plan.Plan
-	domain     *plan.Domain // that the document depends on; nil: on none
+	domain     *plan.Domain // on which the document depends; nil: on none
 }
 
-// plan plans the deployment of a document as people wrote it: where it names no host, the cluster's domain does.
+// plan is for a document that people wrote. If it names no host, the service gets one in the cluster's domain.
 func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned, error) {
 	if spec.Name != "" && d.conn.Bool("keep-counts") {
 		svc, err := d.client.Service(ctx, spec.Name)
@@ -158,7 +159,7 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 	return d.planOf(ctx, spec, domain)
 }
 
-// planOf resolves a document and plans its deployment. It gets its host name of the domain; nil: its host name stays.
+// planOf uses the document's host name as it is if domain is nil.
 func (d *deployer) planOf(ctx context.Context, spec *record.ServiceSpec, domain *plan.Domain) (*planned, error) {
 	resolver := plan.ServiceSpecResolver{Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: d.known}}
 	if domain != nil {
@@ -168,17 +169,18 @@ func (d *deployer) planOf(ctx context.Context, spec *record.ServiceSpec, domain 
 	if err != nil {
 		return nil, refusedPlan(err)
 	}
-	strategy := d.rolling
-	strategy.Domain = domain
-	p, err := d.planResolved(ctx, resolved, &strategy)
+	planner := d.planner
+	planner.Domain = domain
+	p, err := d.planResolved(ctx, resolved, &planner)
 	if p != nil {
 		p.domain = domain
 	}
 	return p, refusedPlan(err)
 }
 
-// planResolved plans the deployment of a resolved document, and signs its manifests where a flag says so.
-func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpec, strategy plan.Strategy) (*planned, error) {
+func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpec,
+	planner plan.Planner,
+) (*planned, error) {
 	if key := d.conn.String("sign-key"); key != "" {
 		signatures, err := signAll(d.conn.flags, manifestsOf(resolved.RCSpec(resolved.Name)), key)
 		if err != nil {
@@ -186,16 +188,37 @@ func (d *deployer) planResolved(ctx context.Context, resolved *record.ServiceSpe
 		}
 		maps.Copy(d.client.Signatures, signatures)
 	}
-	deployment := plan.NewDeployment(d.client, *resolved, strategy)
-	deployment.Detach = true // the display waits
+	deployment := plan.NewDeployment(d.client, *resolved, planner)
+	deployment.Detach = true // the display waits, not Run
 	p, err := deployment.Plan(ctx)
 	if err != nil {
 		return nil, err
 	}
+	beside, err := d.conn.besideRC(ctx, p.ServiceName)
+	if err != nil {
+		return nil, err
+	}
+	if beside {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("there is also an rc with the name %s, which belongs to no "+
+			"service and has pods of its own; to remove it: rcctl rc delete %s --force", p.ServiceName, p.ServiceName))
+	}
 	return &planned{deployment: deployment, plan: p}, nil
 }
 
-// redeploy plans and carries out another document of a service that is there: the one that change makes of what is known of it.
+// besideRC reports whether a controller of no service has the name, and is not being deleted.
+func (s *conn) besideRC(ctx context.Context, name string) (bool, error) {
+	id, err := s.RCIDByName(ctx, name)
+	if isMissing(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read the name %s: %w", name, err)
+	}
+	r, err := present(s.RCs.Get(ctx, store.Default, id))
+	return r != nil && r.Service == nil && r.DeletedAt == nil, err
+}
+
+// redeploy deploys the document that change returns.
 func redeploy(s *conn, name, what string, change func(*record.Service, *deployer) (*record.ServiceSpec, error)) error {
 	svc, err := s.service(s.Context, name)
 	if err != nil {
@@ -210,7 +233,7 @@ func redeploy(s *conn, name, what string, change func(*record.Service, *deployer
 	if err != nil {
 		return err
 	}
-	p, err := d.planOf(s.Context, spec, nil) // the domain is for documents as people wrote them
+	p, err := d.planOf(s.Context, spec, nil) // only documents that people wrote take the cluster's domain
 	if err != nil {
 		return err
 	}
@@ -220,7 +243,6 @@ func redeploy(s *conn, name, what string, change func(*record.Service, *deployer
 	return carryOut(s, []*planned{p})
 }
 
-// planAll plans the deployment of each document.
 func planAll(s *conn, specs []*record.ServiceSpec) (d *deployer, all []*planned, err error) {
 	if d, err = newDeployer(s, optionsOf(s.flags)); err != nil {
 		return nil, nil, err
@@ -235,20 +257,19 @@ func planAll(s *conn, specs []*record.ServiceSpec) (d *deployer, all []*planned,
 	return d, all, nil
 }
 
-// refusedPlan turns what plans refuse into what exits as refused.
 func refusedPlan(err error) error {
 	var refused *plan.RefusedError
 	var stale *plan.StaleError
 	var unknown *plan.UnknownDigestError
 	switch {
 	case errors.As(err, &unknown):
-		return refusedf("%v; nothing was written", unknown)
+		return unwrittenf("%v", unknown)
 	case errors.As(err, &refused):
 		return refusedf("%v", refused)
 	case errors.As(err, &stale):
 		text := stale.Error() + "; nothing was written"
 		for _, line := range stale.Changes {
-			text += "\n  " + clean(forTerminal(line)) // a saved plan says what it likes
+			text += "\n  " + clean(forTerminal(line)) // a saved plan may contain any characters
 		}
 		return refusedf("%s", text)
 	case changedDomain(err):
@@ -260,25 +281,21 @@ func refusedPlan(err error) error {
 	}
 }
 
-// service reads a service that must be there.
 func (s *conn) service(ctx context.Context, name string) (*record.Service, error) {
 	svc, err := s.Deployments.Service(ctx, name)
-	if errors.Is(err, store.ErrNotFound) {
+	if isMissing(err) {
 		return nil, notFoundf("no service has the name %q; rcctl service list shows all", name)
 	}
 	return svc, err
 }
 
 func serviceListCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "list", Aliases: []string{"ls"}, Usage: "list the services that were deployed",
-		UsageText: "rcctl service list [-o table|json|yaml]",
-		Description: `Examples:
+	return leaf("list [-o table|json|yaml]", "list the services that were deployed",
+		`Examples:
   rcctl service list
   rcctl service list -o json | jq -r '.[].service'`,
-		Flags:  []cli.Flag{outputFlag()},
-		Action: onList(runServiceList),
-	})
+		onList(runServiceList), outputFlag(),
+	)
 }
 
 func runServiceList(s *conn) error {
@@ -290,7 +307,7 @@ func runServiceList(s *conn) error {
 	for _, name := range names {
 		svc, err := s.Deployments.Service(s.Context, name)
 		switch {
-		case errors.Is(err, store.ErrNotFound): // deleted meanwhile
+		case isMissing(err): // deleted meanwhile
 		case isCorrupt(err):
 			corrupt = append(corrupt, err)
 		case err != nil:
@@ -299,25 +316,29 @@ func runServiceList(s *conn) error {
 			views = append(views, inspect.NewServiceView(svc))
 		}
 	}
-	tb := table{header: []string{"SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE"}, paint: 3, colourOf: rolloutColour}
-	return printList(s, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml", tb, func(v *inspect.ServiceView) []string {
-		return []string{v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas), string(v.Rollout), v.By, inspect.Age(time.Now(), v.At)}
-	})
+	tb := columns("SERVICE", "REVISION", "AVAILABLE", "ROLLOUT", "BY", "AGE").painted(3, rolloutColour)
+	err = printList(s, views, corrupt, "no services; deploy one: rcctl deploy -f web.yaml",
+		tb, func(v *inspect.ServiceView) []string {
+			return []string{
+				v.Service, fmt.Sprint(v.Revision), fmt.Sprintf("%d/%d", v.Available, v.Replicas),
+				string(v.Rollout), v.By, inspect.Age(time.Now(), v.At),
+			}
+		})
+	return errors.Join(err, noteBreaker(s))
 }
 
 func serviceDeleteCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "delete", Usage: "delete a service: its document and history, and its revisions by mark",
-		UsageText: "rcctl service delete SERVICE [--force] [--allow-mass-stop]",
-		Description: `A service whose document asks for replicas is refused (exit code 4) unless --force is given, and so is one with a rollout under way. The farms
-stop the pods, wait until their nodes have confirmed that, then remove every record.
+	return leaf("delete SERVICE [--force] [--allow-mass-stop] [--wait]",
+		"delete a service: its document and history; farms delete its revisions",
+		`A service with a rollout under way is refused (exit code 4), and, without --force, one whose document asks for
+replicas. The farms stop the pods, wait until their nodes have confirmed that, then remove every record.
 
 Examples:
   rcctl scale web 0 --yes && rcctl service delete web
-  rcctl service delete web --force`,
-		Flags:  []cli.Flag{&cli.BoolFlag{Name: "force", Usage: "delete even though replicas are asked for"}, massStopFlag()},
-		Action: onConn(serviceName.only, runServiceDelete),
-	})
+  rcctl service delete web --force --wait`,
+		onConn(serviceName.only, runServiceDelete), toggle("force", "delete even though replicas are asked for"),
+		massStopFlag(), waitFlags("until the records of all revisions are gone"),
+	)
 }
 
 func runServiceDelete(s *conn, name string) (err error) {
@@ -327,20 +348,48 @@ func runServiceDelete(s *conn, name string) (err error) {
 			return err
 		}
 		if svc.Rollout != nil {
-			return refusedf("service %s: its rollout is %s; end it first: rcctl rollout abort %s; nothing was written", name, svc.Rollout.State, name)
+			return unwrittenf("service %s: its rollout is %s; end it first: rcctl rollout abort %s",
+				name, svc.Rollout.State, name)
 		}
 		if effect := svc.InEffect(); effect.Spec.Total() > 0 && !s.Bool("force") {
-			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing was written", name, field.Count(effect.Spec.Total(), "replica"), name)
+			return refusedf("service %s asks for %s; scale it to 0 first (rcctl scale %s 0) or add --force, nothing "+
+				"was written", name, field.Count(effect.Spec.Total(), "replica"), name)
 		}
 		audit := store.NewAudit(by, "delete-service", svc.Deployed.RC, []string{"service " + name + ": deleted"})
-		return s.did("the deletion of service "+name, "rcctl service list", s.Deployments.ForgetService(ctx, svc, s.Bool("allow-mass-stop"), audit))
+		return s.did("the deletion of service "+name, "rcctl service list",
+			s.Deployments.ForgetService(ctx, svc, s.Bool("allow-mass-stop"), audit))
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.out, "service %s is deleted; its farm stops the pods of %d revisions, waits for their nodes to confirm, then removes the records\n", name, len(svc.Controllers))
+	s.printLine("service %s is deleted; its farm stops the pods of %s, waits for their nodes to confirm, "+
+		"then removes the records", name, field.Count(len(svc.Controllers), "revision"))
+	if s.Bool("wait") {
+		return waitServiceGone(s.Context, s, name, svc.Controllers, limitOf(s.flags))
+	}
 	for _, one := range svc.Controllers {
-		fmt.Fprintf(s.out, "watch: rcctl pods --rc %s\n", one.RC.ID)
+		s.printLine("watch: rcctl pods --rc %s", one.RC.ID)
 	}
 	return nil
+}
+
+func waitServiceGone(
+	ctx context.Context, s *conn, name string, controllers []record.Controller, limit time.Duration,
+) error {
+	wait := pending{
+		subject: "service " + name, written: "its deletion is written", goal: "gone", hint: "rcctl rc list",
+		done: "all revisions of service " + name + " are gone",
+	}
+	return waitFor(ctx, s.stdio, wait, limit, func(ctx context.Context) (line string, done bool, err error) {
+		for _, one := range controllers {
+			seen, err := s.observe(ctx, one.RC.ID)
+			if err != nil {
+				return "", false, err
+			}
+			if seen.RC != nil {
+				return one.RC.Name + ": " + inspect.Progress(*seen.RC, seen), false, nil
+			}
+		}
+		return "", true, nil
+	})
 }

@@ -16,21 +16,18 @@ import (
 )
 
 func signCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "sign", Usage: "sign a pod's manifest with an SSH key; needs no Consul",
-		UsageText: "rcctl sign -f FILE --key KEY",
-		Description: `Reads a manifest, or the document of an rc with one as its pod, and prints the armored signature of its canonical
-bytes, as ssh-keygen -Y sign -n rcfarm-manifest would, and one more for each other manifest that the rc's replica
-groups have. A key with a passphrase, or the public half of a key, is used
-through the ssh-agent of SSH_AUTH_SOCK. Nodes with a trust policy that requires it run signed manifests only.
+	return leaf("sign -f FILE --key KEY", "sign a pod's manifest with an SSH key; needs no Consul",
+		`Reads a manifest, or the document of an rc with one as its pod, and prints the armored signature of its
+canonical bytes, as ssh-keygen -Y sign -n rcfarm-manifest would. If replica groups of the rc have other manifests, it
+prints one more signature for each. A key with a passphrase, or the public half of a key, is used through the ssh-agent
+of SSH_AUTH_SOCK. Nodes whose trust policy requires it run signed manifests only.
 
 Examples:
   rcctl sign -f rc.yaml --key ~/.ssh/id_ed25519 > rc.sig
   rcctl apply -f rc.yaml --signature rc.sig
   rcctl apply -f rc.yaml --sign-key ~/.ssh/id_ed25519      both in one`,
-		Flags:  []cli.Flag{fileFlag(), &cli.StringFlag{Name: "key", Usage: "`FILE` with an SSH key"}},
-		Action: offline(runSign),
-	})
+		offline(runSign), fileFlag(), option("key", "`FILE` with an SSH key"),
+	)
 }
 
 func runSign(c *cli.Context, std *stdio) error {
@@ -51,7 +48,7 @@ func runSign(c *cli.Context, std *stdio) error {
 	return nil
 }
 
-// signWith signs a manifest. Its errors are *inputError about the key.
+// signWith returns *inputError about the key.
 func signWith(c *cli.Context, m *manifest.Manifest, key string) (armored string, err error) {
 	canonical, err := m.Canonical()
 	if err != nil {
@@ -67,14 +64,19 @@ func signWith(c *cli.Context, m *manifest.Manifest, key string) (armored string,
 	return armored, nil
 }
 
-func signatureFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "signature", Usage: "`FILE` with signatures of the pods' manifests, from rcctl sign (default: the stored ones stay)"},
-		&cli.StringFlag{Name: "sign-key", Usage: "`FILE` with an SSH key to sign the pods' manifests with"},
-	}
+func signKeyFlag() []cli.Flag {
+	return option("sign-key", "`FILE` with an SSH key to sign the pods' manifests with")
 }
 
-// manifestsOf returns the manifests that a document makes: that of its pod, then those of groups that have another.
+func signatureFlags() []cli.Flag {
+	return slices.Concat(
+		option("signature",
+			"`FILE` with signatures of the pods' manifests, from rcctl sign (default: keep the stored ones)"),
+		signKeyFlag(),
+	)
+}
+
+// manifestsOf returns the manifest of the document's pod, then the manifests of groups with another one.
 func manifestsOf(spec *rc.Spec) []*manifest.Manifest {
 	all := []*manifest.Manifest{spec.Pod}
 	for i := range spec.ReplicaGroups {
@@ -85,8 +87,8 @@ func manifestsOf(spec *rc.Spec) []*manifest.Manifest {
 	return all
 }
 
-// signaturesOf returns the signatures that flags ask for, by the digests of their manifests; none where they ask for none. Those that are
-// read must be of these manifests, and of all of them.
+// signaturesOf returns signatures by the digests of their manifests; none without such flags. A file must have one for
+// each manifest.
 func signaturesOf(c *cli.Context, manifests []*manifest.Manifest) (map[string]string, error) {
 	file, key := c.String("signature"), c.String("sign-key")
 	switch {
@@ -99,10 +101,11 @@ func signaturesOf(c *cli.Context, manifests []*manifest.Manifest) (map[string]st
 	case file == "-" && c.String("file") == "-":
 		return nil, usagef(c, "--signature and --file both read standard input; allowed: one of them")
 	}
-	return readFile(c, file, func(_ string, data []byte) (map[string]string, error) { return matched(string(data), manifests) })
+	return readFile(c, file, func(_ string, data []byte) (map[string]string, error) {
+		return matched(string(data), manifests)
+	})
 }
 
-// signAll signs manifests. The signatures come by the digests.
 func signAll(c *cli.Context, manifests []*manifest.Manifest, key string) (map[string]string, error) {
 	signatures := map[string]string{}
 	for _, m := range manifests {
@@ -117,10 +120,8 @@ func signAll(c *cli.Context, manifests []*manifest.Manifest, key string) (map[st
 	return signatures, nil
 }
 
-// endOfSignature is the last line of an armored signature.
 const endOfSignature = "-----END SSH SIGNATURE-----"
 
-// matched gives each manifest the signature of a text that is its own.
 func matched(text string, manifests []*manifest.Manifest) (map[string]string, error) {
 	signatures := map[string]string{}
 	left := strings.SplitAfter(strings.TrimSpace(text), endOfSignature)
@@ -152,10 +153,11 @@ func fits(armored string, canonical []byte) error {
 	return err
 }
 
-// newSignature returns the signature to store, empty when the stored one says the same: some kinds of keys never make the
-// same signature twice.
+// newSignature returns "" if the stored signature is valid and of the same key. Some kinds of keys never make the same
+// signature twice.
 func newSignature(given, stored string, canonical []byte) string {
-	if given != "" && stored != "" && describeSignature(given) == describeSignature(stored) && fits(stored, canonical) == nil {
+	if given != "" && stored != "" && describeSignature(given) == describeSignature(stored) &&
+		fits(stored, canonical) == nil {
 		return ""
 	}
 	return given

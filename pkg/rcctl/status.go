@@ -11,35 +11,34 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func statusCommand() *cli.Command {
 	alarms := field.Each(inspect.Alarms, func(alarm rc.ConditionType) string { return string(alarm) })
-	return leaf(&cli.Command{
-		Name: "status", Usage: "show how far an rc is, and what is in its way",
-		UsageText: "rcctl rc status REF [-o table|json|yaml] [--watch [--until CONDITION [--timeout TIME]]]",
-		Description: `Shows what the owner farm reports: counts, conditions with their reasons, the last error. The state is one of
+	return leaf("status REF [-o table|json|yaml] [--watch [--until CONDITION [--timeout TIME]]]",
+		"show whether an rc has converged, and what prevents it",
+		`Shows the report of the owner: counts, conditions with their reasons, the last error. The state is one of
 Converged, Progressing, Pending (the farm has not seen the newest generation), Unclaimed (no farm works on it),
-Disabled, Deleting, or the first condition that is in the way:
-` + strings.Join(alarms, ", ") + `.
+Disabled, Deleting, or the first condition that prevents convergence:
+`+strings.Join(alarms, ", ")+`.
 
 Examples:
   rcctl rc status web
   rcctl rc status web -o json | jq .available
   rcctl rc status web --watch
   rcctl rc status web --watch --until Converged --timeout 10m`,
-		Flags: []cli.Flag{
-			outputFlag(),
-			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it until Ctrl-C; one line per change where the output is no terminal"},
-			&cli.StringFlag{Name: "until", Usage: "with --watch: end when this `CONDITION` is true, such as Converged, or Gone"},
-			&cli.StringFlag{Name: "timeout", Usage: "with --until: `TIME` after which it gives up, with exit code 5 (default: never)"},
-		},
-		Action: runStatus,
-	})
+		runStatus, outputFlag(),
+		toggle("watch/w", "follow it until Ctrl-C; one line per change if the output is no terminal"),
+		option("until", "with --watch: end when this `CONDITION` is true, such as Converged, or Gone"),
+		option("timeout", "with --until: `TIME` after which it ends, with exit code 5 (default: never)"),
+	)
 }
 
 func runStatus(c *cli.Context) error {
@@ -64,7 +63,6 @@ func runStatus(c *cli.Context) error {
 	})(c)
 }
 
-// writeStatus prints the state, the counts and the conditions.
 func writeStatus(w io.Writer, v inspect.StatusView, colours bool, now time.Time) error {
 	state := v.State
 	if colours {
@@ -85,9 +83,9 @@ func writeStatus(w io.Writer, v inspect.StatusView, colours bool, now time.Time)
 		return nil
 	}
 	fmt.Fprintln(w)
-	tb := table{header: []string{"CONDITION", "TRUE", "SINCE", "REASON"}, paint: -1}
+	tb := columns("CONDITION", "TRUE", "SINCE", "REASON")
 	for _, cond := range v.Conditions {
-		tb.rows = append(tb.rows, []string{string(cond.Type), yesNo(cond.True), inspect.Age(now, cond.Since), cond.Reason})
+		tb.add(string(cond.Type), yesNo(cond.True), inspect.Age(now, cond.Since), cond.Reason)
 	}
 	return tb.write(w, colours)
 }
@@ -99,13 +97,12 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// watching is what a command line says about a watch.
 type watching struct {
 	until string        // empty: until Ctrl-C
 	limit time.Duration // zero: none
 }
 
-// readWatch reads the flags of a watch: nil where none is asked for.
+// readWatch returns nil without --watch.
 func readWatch(c *cli.Context) (*watching, error) {
 	if !c.Bool("watch") {
 		for _, name := range []string{"until", "timeout"} {
@@ -126,48 +123,46 @@ func readWatch(c *cli.Context) (*watching, error) {
 		return w, nil
 	}
 	if w.until == "" {
-		return nil, badFlag(c, "--timeout", c.String("timeout"), "together with --until")
+		return nil, badOption(c, "timeout", "together with --until")
 	}
 	var err error
 	w.limit, err = timeout(c)
 	return w, err
 }
 
-// screen shows one state after the other: on a terminal each in the place of the last, elsewhere one line for each.
+// screen shows the states of a controller. On a terminal each replaces the last one.
 type screen struct {
 	out      io.Writer
 	terminal bool
 	shown    *inspect.StatusView
-	said     string
+	lastLine string
 }
 
-// show shows a state if it differs from the one shown.
 func (s *screen) show(v inspect.StatusView, now time.Time) error {
 	if s.shown != nil && reflect.DeepEqual(*s.shown, v) {
 		return nil
 	}
 	s.shown = &v
 	if s.terminal {
-		// Home, and clear from there: what scrolled away stays readable.
+		// Cursor home, and clear from there: lines that have scrolled away stay.
 		fmt.Fprint(unguarded(s.out), "\x1b[H\x1b[2J")
-		fmt.Fprintf(s.out, "rc %s (%s), generation %d, at %s\n", v.Name, v.RCID, v.Generation, now.Format(time.TimeOnly))
+		fmt.Fprintf(s.out, "rc %s (%s), generation %d, at %s\n",
+			v.Name, v.RCID, v.Generation, now.Format(time.TimeOnly))
 		return writeStatus(s.out, v, coloured(s.out), now)
 	}
-	return s.say(v.Line(), now)
+	return s.line(v.Line(), now)
 }
 
-// say writes a line that is not the same as the last.
-func (s *screen) say(line string, now time.Time) error {
-	if line == s.said {
+func (s *screen) line(line string, now time.Time) error {
+	if line == s.lastLine {
 		return nil
 	}
-	s.said = line
-	_, err := fmt.Fprintf(s.out, "%s  %s\n", now.UTC().Format(time.RFC3339), clean(line))
+	s.lastLine = line
+	_, err := fmt.Fprintf(s.out, "%s  %s\n", inspect.At(now), clean(line))
 	return err
 }
 
-// followRC shows every change of a controller until the watch's goal or ctx ends it. A read that fails is said on standard
-// error and tried again.
+// followRC ends when the watch's goal is reached or ctx ends. After a failed read it tries again.
 func followRC(ctx context.Context, s *conn, r *rc.RC, w watching) error {
 	outer := ctx
 	if w.limit > 0 {
@@ -182,10 +177,10 @@ func followRC(ctx context.Context, s *conn, r *rc.RC, w watching) error {
 		case err != nil && ctx.Err() == nil:
 			if err.Error() != connError {
 				connError = err.Error()
-				fmt.Fprintf(s.err, "rcctl: rc %s: %s\n", r.Name, connError)
+				s.note("rc %s: %s", r.Name, connError)
 			}
 		case err == nil && o.RC == nil:
-			if err := sc.say("the rc is gone", time.Now()); err != nil || w.until == inspect.Gone {
+			if err := sc.line("the rc is gone", time.Now()); err != nil || w.until == inspect.Gone {
 				return err
 			}
 			if w.until != "" {
@@ -203,7 +198,7 @@ func followRC(ctx context.Context, s *conn, r *rc.RC, w watching) error {
 		}
 		if err := rest(ctx, pollEvery); err != nil {
 			if w.until == "" && outer.Err() != nil {
-				return nil // Ctrl-C is how such a watch ends
+				return nil // Ctrl-C is the normal end of a watch without --until
 			}
 			seen := "nothing"
 			if sc.shown != nil {
@@ -212,4 +207,106 @@ func followRC(ctx context.Context, s *conn, r *rc.RC, w watching) error {
 			return waitEndedf("rc %s: %v; last seen: %s", r.Name, err, seen)
 		}
 	}
+}
+
+func explainCommand() *cli.Command {
+	return leaf("explain REF [-o table|json|yaml]",
+		"explain in sentences why an rc has not converged, and what to do",
+		`Combines what the rc asks for, its farm's report, its placements, the reports of its nodes, the nodes, the
+farms and the mass-stop breaker. The most urgent cause comes first.
+
+Examples:
+  rcctl rc explain web-r1
+  rcctl rc explain web-r1 -o json | jq -r '.causes[].next'`,
+		onRC(runExplain), outputFlag(),
+	)
+}
+
+func runExplain(s *conn, found store.Rec[rc.RC]) error {
+	sit, corrupt, err := situationOf(s.Context, s, &found.Value)
+	if err != nil {
+		return err
+	}
+	e := inspect.Explain(sit)
+	return s.print(e, corrupt, func(w io.Writer) error {
+		fmt.Fprintf(w, "rc %s (%s)\n%s\n", e.Name, e.RCID, e.Summary)
+		for i, c := range e.Causes {
+			fmt.Fprintf(w, "\n%d. %s\n", i+1, clean(c.What))
+			if c.Next != "" {
+				fmt.Fprintf(w, "   Next: %s\n", clean(c.Next))
+			}
+		}
+		return nil
+	})
+}
+
+// situationOf also returns errors about unreadable records.
+func situationOf(ctx context.Context, s *conn, r *rc.RC) (_ *inspect.Situation, corrupt []error, err error) {
+	o, err := s.observe(ctx, r.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	sit := &inspect.Situation{Now: time.Now(), RC: *r, Status: o.Status, Farms: o.Farms}
+	if sit.Manifest, _, err = readable(s.SignedManifest(ctx, r.ManifestDigest)); err != nil {
+		return nil, nil, err
+	}
+	sit.Groups = map[string]*manifest.Manifest{}
+	for _, digest := range r.Digests().All()[1:] {
+		m, _, err := readable(s.SignedManifest(ctx, digest))
+		if err != nil {
+			return nil, nil, err
+		}
+		if m != nil {
+			sit.Groups[digest] = m
+		}
+	}
+	pods, unread, err := s.podsOf(ctx, r.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	sit.Pods = *pods
+	switch rolls, err := s.Deployments.RolloutFor(ctx, r); {
+	case isCorrupt(err):
+		corrupt = append(corrupt, err)
+	case err != nil:
+		return nil, nil, err
+	case rolls != nil:
+		sit.Rollout = rolls.Term()
+	}
+	state, bad, err := deploy.State(ctx, s.Store)
+	if err != nil {
+		return nil, nil, err
+	}
+	sit.Epoch, sit.Nodes, sit.Taken = state.Epoch, state.Nodes, state.Taken
+	owners, err := s.LockOwners(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	sit.Owner = owners[rc.UnitOf(r.ID)]
+	sit.Breaker, err = present(s.Breaker.Get(ctx, store.Consistent))
+	return sit, slices.Concat(corrupt, unread, bad), err
+}
+
+// podsOf also returns errors about unreadable records. With an error it returns what it had read before.
+func (s *conn) podsOf(ctx context.Context, id string) (pods *inspect.Pods, corrupt []error, err error) {
+	pods = &inspect.Pods{}
+	recs, corrupt, err := s.Pods.List(ctx, store.Default, id)
+	if err != nil {
+		return pods, nil, err
+	}
+	pods.Placements = values(recs)
+	at := field.Each(pods.Placements, func(p pod.Placement) store.At {
+		return store.At{Identity: p.Identity, Node: p.Node}
+	})
+	reports, bad, err := s.RealitiesAt(ctx, at, store.Default)
+	if err != nil {
+		return pods, corrupt, err
+	}
+	pods.Realities, corrupt = reports, append(corrupt, bad...)
+	nodes, _, err := s.Nodes.List(ctx, store.Default)
+	if err != nil {
+		return pods, corrupt, err
+	}
+	pods.Losses, _, err = s.losses(ctx, nodes)
+	return pods, corrupt, err
 }

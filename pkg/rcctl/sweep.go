@@ -15,142 +15,135 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/node"
+	"github.com/rcfarm/rcfarm/pkg/ownerless"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 func sweepCommand() *cli.Command {
-	return leaf(&cli.Command{
-		Name: "sweep", Usage: "stop what runs on a machine without a controller, and release what is reserved for nothing",
-		UsageText: "rcctl node sweep NODE [--dry-run] [--force]",
-		Description: `Pods that the node lists as orphans and whose controller has no record are stopped; orphans of a controller that
-exists are left to its owner, which adopts them. Where placements are left of a controller without a record, all of
-them go, on other machines too. Pods that the node is told of, and that have neither a controller nor a placement,
-are stopped, and what it was told goes once the node confirms that; a report of such a pod that the node does not have
-is removed, unless its preparer is away. Shares of the node that are reserved for pods which
-are neither placed there nor run there are released. All but the reports is asked of the farms, which carry it out.
+	return leaf("sweep NODE [--dry-run] [--force]",
+		"stop the pods on a machine that have no controller, and release unused reservations",
+		`It stops orphans of the node whose controller has no record. It leaves orphans of an existing controller to
+its owner, which adopts them. If placements of a controller without a record are left, it removes all of them, also on
+other machines. It stops pods that have an intent but neither a controller nor a placement; the intent is removed once
+the node confirms the stop. It removes the report of such a pod if the node does not run it, unless the preparer is
+away. It releases shares of the node for pods that are neither placed nor run there. The command itself removes the
+reports; for all else it leaves requests, which farms carry out.
 
-Where no controller at all has a record, the records are probably lost, and the pods are what is left: then it is
+If no controller at all has a record, the records are probably lost, and the pods are all that is left. Then it is
 refused unless --force is given.
 
 Examples:
   rcctl node sweep node-17 --dry-run
   rcctl node sweep node-17`,
-		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "dry-run", Usage: "only say what would be asked"},
-			&cli.BoolFlag{Name: "force", Usage: "stop orphans although no controller has a record"},
-		},
-		Action: onConn(nodeName.only, runSweep),
-	})
+		onConn(nodeName.only, runSweep), toggle("dry-run", "only show what would be done"),
+		toggle("force", "stop orphans although no controller has a record"),
+	)
 }
 
-// inventory is what one node has and who has to do with it.
+// inventory has the records of one node, and the controllers and placements that explain them.
 type inventory struct {
 	node       string
 	orphans    []pod.Orphan
-	leftOut    int // orphans that the record had no room for
-	told       []pod.Intent
-	unreadable []error // what the node is told, or reports, and cannot be read
+	leftOut    int // orphans that the node's record has no space for
+	intents    []pod.Intent
+	unreadable []error // about intents and reports
 	reports    []store.Rec[pod.Reality]
-	away       bool // there is such a node, and nobody holds its record
+	away       bool // the node has a record, and no preparer holds its lock
 	claims     map[string]node.Claim
 	rcs        map[string]bool // ids of the controllers that have a record
 	placements []pod.Placement
 }
 
-// sweepPlan is what a sweep asks for.
 type sweepPlan struct {
-	orphans     []pod.Orphan             // to be stopped
-	told        []pod.Intent             // that nobody else knows of: to be stopped
-	reports     []store.Rec[pod.Reality] // of what nobody knows of, the node included: to be removed
-	waiting     int                      // such reports of a node that is away
-	strays      []pod.Placement          // of controllers without a record that have to do with the node: to be stopped, wherever they are
-	repairs     []string                 // ids of controllers whose claims are to be looked at
-	leaked      map[string][]string      // the claims, by controller
-	unexplained []string                 // claims that do not say whose they are
-	adopted     int                      // orphans that their owners see to
+	orphans []pod.Orphan             // to stop
+	intents []pod.Intent             // without a placement: to stop
+	reports []store.Rec[pod.Reality] // of pods without any other record, which the node does not run: to remove
+	waiting int                      // such reports that cannot be removed now
+	// on any node, of controllers that have no record but have pods on this node: to stop
+	strays      []pod.Placement
+	repairs     []string            // ids of controllers with shares to release
+	leaked      map[string][]string // the shares, by controller
+	unexplained []string            // shares that name no pod
+	adopted     int                 // orphans that their owners adopt
 }
 
-// planSweep decides what to ask for. It is computed without I/O.
 func planSweep(in inventory) sweepPlan {
 	plan := sweepPlan{leaked: map[string][]string{}}
-	expected := map[pod.Identity]bool{}
-	for _, o := range in.orphans {
-		expected[o.Identity] = true
-		if in.rcs[o.RCID] {
+	known, records, keys := in.records()
+	whole := ^ownerless.Facts(0)
+	if in.leftOut > 0 {
+		whole &^= ownerless.Orphan
+	}
+	gone := map[string]bool{} // controllers without a record that have pods on the node
+	for _, f := range ownerless.Scan(whole, known, records) {
+		switch f.Kind.Name {
+		case ownerless.Adoptable:
 			plan.adopted++
-		} else {
-			plan.orphans = append(plan.orphans, o)
+		case ownerless.Running:
+			plan.orphans, gone[f.RCID()] = append(plan.orphans, in.orphans[f.N]), true
+		case ownerless.OrphanedIntent:
+			plan.intents, gone[f.RCID()] = append(plan.intents, in.intents[f.N]), true
+		case ownerless.Stray:
+			gone[f.RCID()] = gone[f.RCID()] || f.Node == in.node
+		case ownerless.OrphanedReport:
+			switch {
+			case f.Has&(ownerless.Intent|ownerless.Orphan) != 0: // removed together with the intent or the orphan
+			case in.away, in.leftOut > 0:
+				plan.waiting++
+			default:
+				plan.reports = append(plan.reports, in.reports[f.N])
+			}
+		case ownerless.Nameless:
+			plan.unexplained = append(plan.unexplained, keys[f.N])
+		case ownerless.Leak:
+			plan.leaked[f.RCID()] = append(plan.leaked[f.RCID()], keys[f.N])
+		default: // removed together with another record, or by the farms
 		}
 	}
-	gone := map[string]bool{} // controllers without a record
-	for _, o := range plan.orphans {
-		gone[o.RCID] = true
-	}
-	placed := map[pod.Identity]bool{}
-	for i := range in.placements {
-		p := &in.placements[i]
-		placed[p.Identity] = true
-		if p.Node == in.node && !in.rcs[p.RCID] {
-			gone[p.RCID] = true
-		}
-		if p.Node == in.node || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == in.node }) {
-			expected[p.Identity] = true
-		}
-	}
-	for i := range in.told {
-		if t := &in.told[i]; !in.rcs[t.RCID] && !placed[t.Identity] && !t.Local() {
-			plan.told, expected[t.Identity], gone[t.RCID] = append(plan.told, *t), true, true
-		}
-	}
-	for i := range in.placements {
-		if gone[in.placements[i].RCID] {
-			plan.strays = append(plan.strays, in.placements[i])
-		}
-	}
-	plan.addReports(&in, expected, placed)
-	for _, key := range slices.Sorted(maps.Keys(in.claims)) {
-		switch id := in.claims[key].Pod; {
-		case expected[id], in.leftOut > 0: // an orphan that is not listed may hold it
-		case id.Local(): // the node's own, which it looks after
-		case id.RCID == "":
-			plan.unexplained = append(plan.unexplained, key)
-		default:
-			plan.leaked[id.RCID] = append(plan.leaked[id.RCID], key)
-		}
-	}
+	plan.strays = slices.DeleteFunc(slices.Clone(in.placements), func(p pod.Placement) bool { return !gone[p.RCID] })
 	plan.repairs = slices.Sorted(maps.Keys(plan.leaked))
 	return plan
 }
 
-// addReports adds the reports of pods that neither a controller, a placement nor an intent tells of, and that the node does not run.
-func (p *sweepPlan) addReports(in *inventory, expected, placed map[pod.Identity]bool) {
-	told := map[pod.Identity]bool{}
-	for i := range in.told {
-		told[in.told[i].Identity] = true
+// records also returns the sorted keys of the claims.
+func (in *inventory) records() (known ownerless.Known, records []ownerless.Record, keys []string) {
+	known = ownerless.Known{}
+	known.Note(ownerless.Each(ownerless.Controller, slices.Collect(maps.Keys(in.rcs)))...)
+	for i := range in.placements {
+		records = append(records, known.Place(&in.placements[i]))
 	}
-	for _, rec := range in.reports {
-		id := rec.Value.Identity
-		switch {
-		case in.rcs[id.RCID] || expected[id] || placed[id] || told[id] || id.Local():
-		case in.away, in.leftOut > 0:
-			p.waiting++
-		default:
-			p.reports = append(p.reports, rec)
-		}
+	here := func(of ownerless.Facts, n int, id pod.Identity) {
+		r := ownerless.Record{Of: of, Node: in.node, About: id.String(), N: n}
+		known.Note(r)
+		records = append(records, r)
 	}
+	for i := range in.orphans {
+		here(ownerless.Orphan, i, in.orphans[i].Identity)
+	}
+	for i := range in.intents {
+		here(ownerless.Intent, i, in.intents[i].Identity)
+	}
+	for i := range in.reports {
+		here(ownerless.Report, i, in.reports[i].Value.Identity)
+	}
+	keys = slices.Sorted(maps.Keys(in.claims))
+	for i, key := range keys {
+		here(ownerless.Share, i, in.claims[key].Pod)
+	}
+	return known, records, keys
 }
 
-// takeInventory reads what a sweep is decided from.
 func takeInventory(ctx context.Context, s *conn, name string) (inventory, error) {
 	in := inventory{node: name, rcs: map[string]bool{}}
-	told, corrupt, err := s.Intents.List(ctx, store.Consistent, name) // first: what has one by then was placed before
+	// intents first: a placement is written no later than its intent, so the later read of placements has it
+	intents, corrupt, err := s.Intents.List(ctx, store.Consistent, name)
 	if err != nil {
-		return in, fmt.Errorf("read what node %s is told: %w", name, err)
+		return in, fmt.Errorf("read the intents of node %s: %w", name, err)
 	}
-	in.told, in.unreadable = values(told), corrupt
+	in.intents, in.unreadable = values(intents), corrupt
 	if in.reports, corrupt, err = s.Realities.List(ctx, store.Consistent, name); err != nil {
-		return in, fmt.Errorf("read what node %s reports: %w", name, err)
+		return in, fmt.Errorf("read the reports of node %s: %w", name, err)
 	}
 	in.unreadable = append(in.unreadable, corrupt...)
 	index, held, err := s.NodeLock(ctx, name)
@@ -160,18 +153,20 @@ func takeInventory(ctx context.Context, s *conn, name string) (inventory, error)
 	in.away = index != 0 && !held
 	rec, complete, err := s.NodeOrphans(ctx, name)
 	switch {
-	case errors.Is(err, store.ErrNotFound) && len(told)+len(in.reports) > 0:
-	case errors.Is(err, store.ErrNotFound):
-		return in, notFoundf("no node has the name %q; rcctl nodes shows all", name)
+	case isMissing(err) && len(intents)+len(in.reports) > 0:
+	case isMissing(err):
+		return in, noNode(name)
 	case err != nil:
 		return in, fmt.Errorf("read node %s: %w", name, err)
 	case !complete:
-		return in, refusedf("node %s is writing the list of what it runs; try again, and if that is of no use, look at its preparer; nothing was written", name)
+		return in,
+			unwrittenf("node %s is writing the list of what it runs; try again, and if that does not help, look "+
+				"at the log of its preparer", name)
 	}
 	in.orphans, in.leftOut = rec.Value.Orphans, rec.Value.OrphansLeftOut
 	found, unreadable, err := s.ReservationsOf(ctx, []string{name})
 	if err = errors.Join(err, unreadable[name]); err != nil {
-		return in, fmt.Errorf("read what is reserved on node %s: %w", name, err)
+		return in, fmt.Errorf("read the reservation of node %s: %w", name, err)
 	}
 	in.claims = found[name].Value.Claims
 	placements, bad, err := s.Pods.List(ctx, store.Default)
@@ -192,8 +187,10 @@ func runSweep(s *conn, name string) error {
 		return err
 	}
 	plan := planSweep(in)
-	if n := len(plan.orphans) + len(plan.told) + len(plan.strays); len(in.rcs) == 0 && n > 0 && !s.Bool("force") && !s.Bool("dry-run") {
-		return refusedf("node %s: %s run without a controller, and no controller has a record: were the records lost? Write them back (docs/runbook.md), or add --force; nothing was written",
+	n := len(plan.orphans) + len(plan.intents) + len(plan.strays)
+	if len(in.rcs) == 0 && n > 0 && !s.Bool("force") && !s.Bool("dry-run") {
+		return unwrittenf("node %s: %s run without a controller, and no controller has a record; if the records were "+
+			"lost, write them back (docs/runbook.md), else add --force",
 			name, field.Count(n, "pod"))
 	}
 	if !s.Bool("dry-run") {
@@ -203,52 +200,45 @@ func runSweep(s *conn, name string) error {
 	}
 	printSweep(s.stdio, name, plan, s.Bool("dry-run"), in.leftOut)
 	for _, err := range in.unreadable {
-		fmt.Fprintf(s.err, "rcctl: node %s: %v; it is left as it is\n", name, err)
+		s.note("node %s: %v; it is left as it is", name, err)
 	}
 	return nil
 }
 
-// askSweep leaves the requests, each with an audit record.
-func askSweep(ctx context.Context, s *conn, name string, plan sweepPlan) error {
-	for i := range plan.orphans {
-		o := &plan.orphans[i]
-		err := leaveRequest(ctx, s, store.Request{RCID: o.RCID, Kind: store.SweepOrphan, Node: name, Pod: o.Identity},
-			fmt.Sprintf("stop %s on %s: it runs without a controller", inspect.PodName(o.PodID, o.Identity), name))
-		if err != nil {
-			return err
+func askSweep(ctx context.Context, s *conn, name string, plan sweepPlan) (err error) {
+	ask := func(r store.Request, format string, args ...any) {
+		if err == nil {
+			err = leaveRequest(ctx, s, r, fmt.Sprintf(format, args...))
 		}
 	}
-	for i := range plan.told {
-		t := &plan.told[i]
-		err := leaveRequest(ctx, s, store.Request{RCID: t.RCID, Kind: store.SweepOrphan, Node: name, Pod: t.Identity},
-			fmt.Sprintf("stop %s on %s: neither a controller nor a placement tells of it", inspect.PodName(t.PodID, t.Identity), name))
-		if err != nil {
-			return err
-		}
+	stop := func(id pod.Identity, node, format string, args ...any) {
+		ask(store.Request{RCID: id.RCID, Kind: store.SweepOrphan, Node: node, Pod: id}, format, args...)
 	}
-	for i := range plan.strays {
-		p := &plan.strays[i]
-		if i > 0 && plan.strays[i-1].RCID == p.RCID {
-			continue // one request is enough for all that is left of a controller
-		}
-		err := leaveRequest(ctx, s, store.Request{RCID: p.RCID, Kind: store.SweepOrphan, Node: p.Node, Pod: p.Identity},
-			fmt.Sprintf("stop what is left of rc %s: it has no record", p.RCID))
-		if err != nil {
-			return err
+	for _, o := range plan.orphans {
+		stop(o.Identity, name, "stop %s on %s: it runs without a controller",
+			inspect.PodName(o.PodID, o.Identity), name)
+	}
+	for _, in := range plan.intents {
+		stop(in.Identity, name, "stop %s on %s: it has neither a controller nor a placement",
+			inspect.PodName(in.PodID, in.Identity), name)
+	}
+	for i, p := range plan.strays {
+		if i == 0 || plan.strays[i-1].RCID != p.RCID { // one request is enough for all placements of a controller
+			stop(p.Identity, p.Node, "stop what is left of rc %s: it has no record", p.RCID)
 		}
 	}
 	for _, id := range plan.repairs {
-		err := leaveRequest(ctx, s, store.Request{RCID: id, Kind: store.RepairReservation, Node: name},
-			fmt.Sprintf("release %s on %s: no pod is there", strings.Join(plan.leaked[id], ", "), name))
-		if err != nil {
-			return err
-		}
+		ask(store.Request{RCID: id, Kind: store.RepairReservation, Node: name}, "release %s on %s: no pod is there",
+			strings.Join(plan.leaked[id], ", "), name)
 	}
-	return removeReports(ctx, s, name, plan.reports) // last: the node may write them again and again
+	if err != nil {
+		return err
+	}
+	return removeReports(ctx, s, name, plan.reports) // last, because it fails if the node keeps writing them
 }
 
-// removeReports removes reports that are about nothing. One that is about something by now, or is not as it was, keeps all of a transaction there, and
-// nothing else.
+// removeReports removes reports of pods without any other record. If one has another record by now, or a new report,
+// its transaction removes nothing; the others are still made.
 func removeReports(ctx context.Context, s *conn, name string, reports []store.Rec[pod.Reality]) error {
 	author, err := s.who(ctx)
 	if err != nil {
@@ -257,13 +247,16 @@ func removeReports(ctx context.Context, s *conn, name string, reports []store.Re
 	var moved error
 	for part := range slices.Chunk(reports, store.ReportsPerTxn) {
 		lines := field.Each(part, func(r store.Rec[pod.Reality]) string {
-			return fmt.Sprintf("remove the report of %s on %s: nothing else tells of it", r.Value.Identity, name)
+			return fmt.Sprintf("remove the report of %s on %s: the pod has no other record", r.Value.Identity, name)
 		})
-		err := s.Operator.RemoveReports(ctx, name, part, store.NewAudit(author, "sweep-reports", "", lines).OnNodes(name))
-		_ = s.did(fmt.Sprintf("the removal of %s of node %s", field.Count(len(part), "report"), name), "rcctl audit --node "+name, err)
+		err := s.Operator.RemoveReports(ctx, name, part,
+			store.NewAudit(author, "sweep-reports", "", lines).OnNodes(name))
+		_ = s.did(fmt.Sprintf("the removal of %s of node %s", field.Count(len(part), "report"), name),
+			"rcctl audit --node "+name, err)
 		switch {
 		case errors.Is(err, store.ErrConflict):
-			moved = fmt.Errorf("remove reports of node %s: one was written meanwhile, all else is done; sweep again: %w", name, err)
+			const text = "remove reports of node %s: one was written meanwhile, all else is done; sweep again: %w"
+			moved = fmt.Errorf(text, name, err)
 		case err != nil:
 			return fmt.Errorf("remove reports of node %s: %w", name, err)
 		}
@@ -271,8 +264,8 @@ func removeReports(ctx context.Context, s *conn, name string, reports []store.Re
 	return moved
 }
 
-// leaveRequest leaves one request for the owner of a controller. It may be asked twice where the first outcome is unknown, which
-// does no harm. An id that the request has already stays. It is refused where the request is about a node that has come back.
+// leaveRequest writes a request for the owner of a controller. A second one after an unknown outcome does no harm. It
+// keeps an id that is set. It returns refusedf if the node has come back.
 func leaveRequest(ctx context.Context, s *conn, r store.Request, line string) error {
 	author, err := s.who(ctx)
 	if err != nil {
@@ -282,7 +275,8 @@ func leaveRequest(ctx context.Context, s *conn, r store.Request, line string) er
 	err = s.Operator.Ask(ctx, r, store.NewAudit(author, string(r.Kind), r.RCID, []string{line}).OnNodes(r.Node))
 	_ = s.did("the request to "+line, "rcctl audit --node "+r.Node, err)
 	if errors.Is(err, store.ErrConflict) {
-		return refusedf("node %s: its preparer was back a moment ago, or its record was removed; nothing was written; look again", r.Node)
+		return refusedf("node %s: its preparer came back meanwhile, or its record was removed; nothing was written; "+
+			"look again: rcctl nodes", r.Node)
 	}
 	if err != nil {
 		return fmt.Errorf("ask for %s of rc %s: %w", r.Kind, r.RCID, err)
@@ -296,39 +290,43 @@ func printSweep(std *stdio, name string, plan sweepPlan, dry bool, leftOut int) 
 		verb, removed = "would ask to", "would remove"
 	}
 	for _, o := range plan.orphans {
-		fmt.Fprintf(std.out, "%s stop %s (rc %s)\n", verb, inspect.PodName(o.PodID, o.Identity), o.RCID)
+		std.printLine("%s stop %s (rc %s)", verb, inspect.PodName(o.PodID, o.Identity), o.RCID)
 	}
-	for i := range plan.told {
-		t := &plan.told[i]
-		fmt.Fprintf(std.out, "%s stop %s (rc %s, which has no record, and no placement tells of it)\n", verb, inspect.PodName(t.PodID, t.Identity), t.RCID)
+	for _, in := range plan.intents {
+		std.printLine("%s stop %s (rc %s, which has no record; the pod has no placement)",
+			verb, inspect.PodName(in.PodID, in.Identity), in.RCID)
 	}
-	for i := range plan.strays {
-		p := &plan.strays[i]
-		fmt.Fprintf(std.out, "%s stop %s on %s (rc %s, which has no record)\n", verb, inspect.PodName(p.PodID, p.Identity), p.Node, p.RCID)
+	for _, p := range plan.strays {
+		std.printLine("%s stop %s on %s (rc %s, which has no record)",
+			verb, inspect.PodName(p.PodID, p.Identity), p.Node, p.RCID)
 	}
 	for _, r := range plan.reports {
-		fmt.Fprintf(std.out, "%s the report of %s (%s), which nothing else tells of\n", removed, r.Value.Identity, r.Value.State)
+		std.printLine("%s the report of %s (%s), a pod without any other record",
+			removed, r.Value.Identity, r.Value.State)
 	}
 	for _, id := range plan.repairs {
 		for _, key := range plan.leaked[id] {
-			fmt.Fprintf(std.out, "%s release the share of %s\n", verb, key)
+			std.printLine("%s release the share of %s", verb, key)
 		}
 	}
 	for _, key := range plan.unexplained {
-		fmt.Fprintf(std.err, "rcctl: node %s: a share is held for %s, which does not say whose it is; it is left alone\n", name, key)
+		std.note("node %s: the share %s names no pod; it is left as it is", name, key)
 	}
 	if plan.waiting > 0 {
-		fmt.Fprintf(std.err, "rcctl: node %s: nothing but %s tells of pods there; what it runs is not known while its preparer is away, or lists only some of its orphans\n", name, field.Count(plan.waiting, "report"))
+		std.note("node %s: %s of pods without any other record; they are left as they are, because its preparer is "+
+			"away, or lists only some of its orphans, so the pods may run", name, field.Count(plan.waiting, "report"))
 	}
 	if plan.adopted > 0 {
-		fmt.Fprintf(std.err, "rcctl: node %s: %s without an intent belong to controllers that exist; their owners adopt them\n", name, field.Count(plan.adopted, "pod"))
+		std.note("node %s: %s without an intent belong to controllers that exist; their owners adopt them",
+			name, field.Count(plan.adopted, "pod"))
 	}
 	if leftOut > 0 {
-		fmt.Fprintf(std.err, "rcctl: node %s lists only some of its orphans, %d are left out; sweep again when these are gone\n", name, leftOut)
+		std.note("node %s lists only some of its orphans, %d are left out; sweep again when these are gone",
+			name, leftOut)
 	}
-	if len(plan.orphans)+len(plan.told)+len(plan.strays)+len(plan.repairs)+len(plan.reports) == 0 {
-		fmt.Fprintf(std.out, "node %s: nothing to sweep; nothing was written\n", name)
+	if len(plan.orphans)+len(plan.intents)+len(plan.strays)+len(plan.repairs)+len(plan.reports) == 0 {
+		std.printLine("node %s: nothing to sweep; nothing was written", name)
 	} else if !dry {
-		fmt.Fprintf(std.out, "watch: rcctl pods --node %s\n", name)
+		std.printLine("watch: rcctl pods --node %s", name)
 	}
 }

@@ -14,15 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guard keeps what pods and records say from doing anything to a terminal but being read: control characters and those that change
-// the direction of text are written as escapes, such as \x1b. Line ends and tabs stay.
+// guard writes control characters, and those that change the direction of text, as escapes such as \x1b, because pods
+// and records may contain them. It keeps line ends and tabs.
 type guard struct {
 	to      io.Writer
 	colours bool   // the colours of tables may pass
-	rest    []byte // the beginning of a character
+	rest    []byte // the beginning of an incomplete character
 }
 
-// guarded returns what to write to a writer through: a guard where it is a terminal, else the writer itself.
 func guarded(w io.Writer) io.Writer {
 	if isTerminal(w) {
 		return &guard{to: w}
@@ -30,7 +29,6 @@ func guarded(w io.Writer) io.Writer {
 	return w
 }
 
-// unguarded returns the writer behind a guard.
 func unguarded(w io.Writer) io.Writer {
 	if g, is := w.(*guard); is {
 		return g.to
@@ -49,7 +47,7 @@ func (g *guard) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close writes the beginning of a character that nothing followed.
+// Close writes the rest, an incomplete character.
 func (g *guard) Close() error {
 	rest := g.rest
 	g.rest = nil
@@ -57,7 +55,7 @@ func (g *guard) Close() error {
 	return err
 }
 
-// partial returns how many bytes at the end of a text are the beginning of a character.
+// partial returns how many bytes at the end of a text begin a character.
 func partial(text []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
 		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) && !utf8.FullRune(tail) {
@@ -89,7 +87,7 @@ func (g *guard) harmless(text []byte) string {
 	return out.String()
 }
 
-// colour returns the length of the colour that a text begins with, if it may pass.
+// colour returns the length of a colour at the beginning of a text that may pass.
 func (g *guard) colour(text []byte) int {
 	if g.colours {
 		for _, c := range []colour{plainColour, green, yellow, red} {
@@ -101,8 +99,8 @@ func (g *guard) colour(text []byte) int {
 	return 0
 }
 
-// acts is what terminals act upon beyond ASCII: the second half of the control characters, separators of lines, and what changes the
-// direction of text.
+// acts are the characters beyond ASCII on which terminals act: control characters, separators of lines, and those that
+// change the direction of text.
 var acts = &unicode.RangeTable{R16: []unicode.Range16{
 	{Lo: 0x80, Hi: 0x9f, Stride: 1},
 	{Lo: 0x61c, Hi: 0x61c, Stride: 1},
@@ -111,12 +109,10 @@ var acts = &unicode.RangeTable{R16: []unicode.Range16{
 	{Lo: 0x2066, Hi: 0x2069, Stride: 1},
 }, LatinOffset: 1}
 
-// rawFlag is the flag of commands that print bytes of pods.
-func rawFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "raw", Usage: "every byte as it is, on a terminal too: a pod's output can do anything to it"}
+func rawFlag() []cli.Flag {
+	return toggle("raw", "every byte as it is, on a terminal, too: a pod's output can then control the terminal")
 }
 
-// bytesTo returns where a command that has rawFlag writes a pod's bytes to.
 func bytesTo(c *cli.Context, w io.Writer) io.Writer {
 	if c.Bool("raw") {
 		return unguarded(w)
@@ -124,7 +120,6 @@ func bytesTo(c *cli.Context, w io.Writer) io.Writer {
 	return w
 }
 
-// isTerminal reports whether a person is at the other end.
 func isTerminal(stream any) bool {
 	file, ok := stream.(*os.File)
 	if !ok || file == nil {
@@ -137,8 +132,8 @@ func isTerminal(stream any) bool {
 // terminal reports whether a writer is a terminal that can do more than print lines.
 func terminal(w io.Writer) bool { return os.Getenv("TERM") != "dumb" && isTerminal(unguarded(w)) }
 
-// coloured reports whether colours help on this writer: it is a terminal and NO_COLOR (https://no-color.org) is not set. Where they do,
-// they pass its guard from now on.
+// coloured reports whether to write colours (https://no-color.org). If so, the guard in front of w lets colours pass
+// from now on.
 func coloured(w io.Writer) bool {
 	help := os.Getenv("NO_COLOR") == "" && terminal(w)
 	if g, is := w.(*guard); is {
@@ -147,7 +142,6 @@ func coloured(w io.Writer) bool {
 	return help
 }
 
-// endOutput ends what guards were given.
 func endOutput(writers ...io.Writer) error {
 	var errs []error
 	for _, w := range writers {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// However a text is cut into writes, the same comes out, and nothing is lost at the end.
+// A guard writes the same text however the input is cut into writes, and loses nothing at the end.
 func TestGuardPieces(t *testing.T) {
 	t.Parallel()
 	const text = "ä\x1b[31m€\u202e\U0001F600\xff\xe2\x82\tend\r\n\u0085\xe2\x82"
@@ -29,7 +29,7 @@ func TestGuardPieces(t *testing.T) {
 	}
 }
 
-// Only what a program asked for may colour, and nothing but colours passes.
+// Colours pass only if the program allows them, and no other escapes pass.
 func TestGuardColours(t *testing.T) {
 	t.Parallel()
 	for _, allowed := range []bool{false, true} {

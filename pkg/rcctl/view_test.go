@@ -12,7 +12,8 @@ import (
 // The help of rcctl rc status names every state that there is.
 func TestStatesAreInTheHelp(t *testing.T) {
 	help := statusCommand().Description
-	states := append([]string{inspect.Deleting, inspect.Disabled, inspect.Pending, inspect.Progressing}, inspect.Goals...)
+	states := append([]string{inspect.Deleting, inspect.Disabled, inspect.Pending, inspect.Progressing},
+		inspect.Goals...)
 	for _, state := range states {
 		if state != inspect.Gone && !strings.Contains(help, state) {
 			t.Errorf("rcctl rc status --help does not name %s", state)
@@ -20,7 +21,7 @@ func TestStatesAreInTheHelp(t *testing.T) {
 	}
 }
 
-// Colours do not move columns, and text from elsewhere cannot act on a terminal.
+// Colours do not move columns, and the text of cells cannot control a terminal.
 func TestTable(t *testing.T) {
 	tb := table{header: []string{"NAME", "STATE", "TEXT"}, paint: 1, colourOf: rcColour, rows: [][]string{
 		{"a", "Converged", "x\x1b[31m\ny"}, {"longer", "Blocked", ""},
@@ -40,7 +41,8 @@ func TestTable(t *testing.T) {
 	if bare != want {
 		t.Errorf("with colours:\n%s", bare)
 	}
-	if !strings.Contains(shiny.String(), string(green)+"Converged"+string(plainColour)) || !strings.Contains(shiny.String(), string(red)+"Blocked") {
+	if !strings.Contains(shiny.String(), string(green)+"Converged"+string(plainColour)) ||
+		!strings.Contains(shiny.String(), string(red)+"Blocked") {
 		t.Errorf("%q", shiny.String())
 	}
 }

@@ -18,19 +18,20 @@ import (
 )
 
 const (
-	// maxTries bounds how often a change is computed again because somebody else changed the record meanwhile.
+	// how often a change is computed if others change the record meanwhile
 	maxTries = 5
-	// maxNodeTries is that for a node, whose records the farms that reserve room on it change too.
+	// the same for the records of a node; more, because every farm that reserves capacity changes the node's
+	// reservation
 	maxNodeTries = 50
-	// retryGap lies between two tries.
+	// between two tries
 	retryGap = 20 * time.Millisecond
-	// writeLimit bounds a change from its first read to its last answer, all tries together.
+	// for a change with all its tries
 	writeLimit = 30 * time.Second
 )
 
 var errWriteLimit = errors.New("no definite answer from Consul within " + writeLimit.String())
 
-// writing runs an act that writes, and again where that says that a record moved meanwhile. by is who acts.
+// writing runs act again after store.ErrConflict. by is the author of the change.
 func (s *conn) writing(ctx context.Context, tries int, act func(ctx context.Context, by string) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, writeLimit, errWriteLimit)
 	defer cancel()
@@ -44,8 +45,8 @@ func (s *conn) writing(ctx context.Context, tries int, act func(ctx context.Cont
 	return err
 }
 
-// commit writes a change of a controller with its audit record; nothing where there is nothing to do. index is that of
-// the record that the change was computed from, zero where there was none.
+// commit writes a change with its audit record. index is the index of the record from which the change was computed,
+// zero for none.
 func (s *conn) commit(ctx context.Context, c *change, index uint64, by string) error {
 	if c.none {
 		return nil
@@ -65,17 +66,20 @@ func (s *conn) commit(ctx context.Context, c *change, index uint64, by string) e
 		c.rc.ChangedBy = by
 		err = s.Operator.ChangeRC(ctx, store.RCChange{RC: c.rc, Index: index, Manifests: c.manifests, Audit: audit})
 	}
-	err = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation), "rcctl audit --rc "+c.rc.ID, err)
+	err = s.did(fmt.Sprintf("rc %s: %s, generation %d", c.rc.Name, c.what, c.rc.Generation),
+		"rcctl audit --rc "+c.rc.ID, err)
 	switch {
 	case errors.Is(err, store.ErrConflict):
-		return fmt.Errorf("rc %s: somebody else keeps changing it, %d tries; nothing was written: %w", c.rc.Name, maxTries, err)
+		return fmt.Errorf("rc %s: somebody else changed it during each of %d tries; nothing was written: %w",
+			c.rc.Name, maxTries, err)
 	case err != nil:
 		return fmt.Errorf("%s rc %s: %w", c.what, c.rc.Name, err)
 	}
 	return nil
 }
 
-// named are the lines of an act that say which name it gave or took: the record that has it goes.
+// named returns the audit line about a name that a change gives or removes. The record with the name may be gone when
+// somebody reads the line.
 func named(c *change) []string {
 	switch c.what {
 	case "create":
@@ -87,20 +91,20 @@ func named(c *change) []string {
 	}
 }
 
-// did notes how a write ended, and returns its error.
+// did records the outcome of a write, and returns its error.
 func (s *conn) did(what, show string, err error) error {
 	unknown := errors.Is(err, store.ErrUnknown) && !errors.Is(err, consul.ErrUnsent)
 	if err == nil || unknown {
-		s.deeds = slices.DeleteFunc(s.deeds, func(d inspect.Deed) bool { return d.Unknown && d.What == what }) // it was tried again
+		// a retry replaces the unknown outcome of an earlier try
+		s.deeds = slices.DeleteFunc(s.deeds, func(d inspect.Deed) bool { return d.Unknown && d.What == what })
 		s.deeds = append(s.deeds, inspect.Deed{What: what, Show: show, Unknown: unknown})
 	}
 	return err
 }
 
-// ensureSchema makes the records that every cluster has where there are none yet.
 func (s *conn) ensureSchema(ctx context.Context) error {
 	_, err := s.Schema.Get(ctx, store.Default)
-	if errors.Is(err, store.ErrNotFound) {
+	if isMissing(err) {
 		_, err = s.Operator.EnsureSchema(ctx)
 		err = s.did("the records that a new cluster begins with", "rcctl rc list", err)
 	}
@@ -110,11 +114,12 @@ func (s *conn) ensureSchema(ctx context.Context) error {
 	return nil
 }
 
-// readCurrent reads what the change of a controller is computed from, if there is one of that name. The manifest stays as it is.
+// readCurrent returns no rc if no controller has the name.
 func readCurrent(ctx context.Context, s *conn, name string) (cur current, index uint64, err error) {
 	rec, err := s.FindRC(ctx, name)
-	if errors.Is(err, store.ErrNotFound) {
-		return cur, 0, nil
+	if isMissing(err) {
+		cur.beside, err = s.Deployed.Exists(ctx, name)
+		return cur, 0, unlessHidden(err)
 	}
 	if err != nil {
 		return cur, 0, err
@@ -127,48 +132,71 @@ func readCurrent(ctx context.Context, s *conn, name string) (cur current, index 
 		return cur, 0, err
 	}
 	st, err := s.Statuses.Get(ctx, store.Default, cur.rc.ID)
-	if errors.Is(err, store.ErrNotFound) || isCorrupt(err) {
+	if isUnusable(err) {
 		return cur, rec.Index, nil
 	}
-	cur.found = st.Value.ObservedGeneration == cur.rc.Generation && st.Value.Is(rc.Regressed) // as its owner saw it at the present generation
+	// the condition must be about the present generation
+	cur.found = st.Value.ObservedGeneration == cur.rc.Generation && st.Value.Is(rc.Regressed)
 	return cur, rec.Index, err
 }
 
-// readStored reads what is stored already of a change's manifests.
-func (cur *current) readStored(ctx context.Context, s *conn, digests rc.Digests) error {
-	cur.stored = map[string]string{}
+func (c *current) readStored(ctx context.Context, s *conn, digests rc.Digests) error {
+	c.stored = map[string]string{}
 	for _, digest := range digests.All() {
-		m, signature, err := cur.manifest, cur.signature, error(nil)
-		if cur.rc == nil || cur.rc.ManifestDigest != digest {
+		m, signature, err := c.manifest, c.signature, error(nil)
+		if c.rc == nil || c.rc.ManifestDigest != digest {
 			m, signature, err = readable(s.SignedManifest(ctx, digest))
 		}
 		switch {
 		case err != nil:
 			return err
 		case m != nil:
-			cur.stored[digest] = signature
+			c.stored[digest] = signature
 		}
 	}
 	return nil
 }
 
-// readable turns a manifest that is missing or corrupt into nil: then it is written again.
+// unlessHidden drops the error of a read that serves only a warning, if the token may not make this read.
+func unlessHidden(err error) error {
+	if errors.Is(err, store.ErrFiltered) {
+		return nil
+	}
+	return err
+}
+
+func present[T any](rec store.Rec[T], err error) (*T, error) {
+	switch {
+	case isUnusable(err):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return &rec.Value, nil
+}
+
+// readable returns nil for a manifest that is missing or corrupt, so that the caller writes it again.
 func readable(m *manifest.Manifest, signature string, err error) (*manifest.Manifest, string, error) {
-	if errors.Is(err, store.ErrNotFound) || isCorrupt(err) {
+	if isUnusable(err) {
 		return nil, "", nil
 	}
 	return m, signature, err
 }
 
-// isCorrupt reports whether a record is there and cannot be read.
+func isMissing(err error) bool { return errors.Is(err, store.ErrNotFound) }
+
+// isUnusable reports whether a record is missing or cannot be read.
+func isUnusable(err error) bool { return isMissing(err) || isCorrupt(err) }
+
 func isCorrupt(err error) bool {
 	_, is := errors.AsType[*store.CorruptError](err)
 	return is
 }
 
-// changeRC changes the controller with an id as compute says, and returns the change as written, or as found when
-// there is nothing to do.
-func (s *conn) changeRC(ctx context.Context, id string, compute func(context.Context, *rc.RC) (change, error)) (done change, err error) {
+// changeRC also returns a change that needed no write.
+func (s *conn) changeRC(ctx context.Context, id string,
+	compute func(context.Context, *rc.RC) (change, error),
+) (done change, err error) {
 	err = s.writing(ctx, maxTries, func(ctx context.Context, by string) error {
 		if err := s.ensureSchema(ctx); err != nil {
 			return err
@@ -185,26 +213,26 @@ func (s *conn) changeRC(ctx context.Context, id string, compute func(context.Con
 	return done, err
 }
 
-func massStopFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "allow-mass-stop", Usage: "let this change, also if it is written already, stop more pods at once than the mass-stop breaker allows"}
+func massStopFlag() []cli.Flag {
+	return toggle("allow-mass-stop",
+		"let this change, even if it is written already, stop more pods at once than the mass-stop breaker allows")
 }
 
-// printChange says what was done and what was different.
 func printChange(std *stdio, c change, done string) {
 	if c.none {
-		fmt.Fprintf(std.out, "rc %s unchanged (id %s, generation %d); nothing was written\n", c.rc.Name, c.rc.ID, c.rc.Generation)
+		std.printLine("rc %s unchanged (id %s, generation %d); nothing was written",
+			c.rc.Name, c.rc.ID, c.rc.Generation)
 		return
 	}
 	if c.signOnly {
 		done = "signed"
 	}
-	fmt.Fprintf(std.out, "rc %s %s (id %s, generation %d)\n", c.rc.Name, done, c.rc.ID, c.rc.Generation)
+	std.printLine("rc %s %s (id %s, generation %d)", c.rc.Name, done, c.rc.ID, c.rc.Generation)
 	if c.what != "create" {
 		printLines(std.out, c.lines)
 	}
 }
 
-// printLines prints what is different.
 func printLines(w io.Writer, lines []string) {
 	for _, line := range lines {
 		fmt.Fprintln(w, "  "+forTerminal(line))

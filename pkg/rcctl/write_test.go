@@ -15,6 +15,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/consultest"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/inspect"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -43,7 +44,8 @@ func create(t *testing.T, s *conn) rc.RC {
 	return c.rc
 }
 
-// A change that meets another one is computed again from the record as it is then: neither is lost.
+// If somebody else changes the record meanwhile, a change is computed again from the new record, so neither change is
+// lost.
 func TestWriteComputesAgain(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
@@ -66,7 +68,8 @@ func TestWriteComputesAgain(t *testing.T) {
 	}
 }
 
-// Somebody who changes the record all the time wins after a bounded number of tries, and nothing is written.
+// If somebody else changes the record all the time, a command gives up after a bounded number of tries, and writes
+// nothing.
 func TestWriteGivesUp(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
@@ -81,13 +84,15 @@ func TestWriteGivesUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = s.Operator.ChangeRC(t.Context(), store.RCChange{RC: c.rc, Index: other.Index, Audit: store.NewAudit("other", "scale", r.ID, c.lines)})
+		err = s.Operator.ChangeRC(t.Context(),
+			store.RCChange{RC: c.rc, Index: other.Index, Audit: store.NewAudit("other", "scale", r.ID, c.lines)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return computeScale(current{rc: r}, "", 7, false)
 	})
-	if !errors.Is(err, store.ErrConflict) || tries != maxTries || !strings.Contains(err.Error(), "nothing was written") {
+	if !errors.Is(err, store.ErrConflict) || tries != maxTries ||
+		!strings.Contains(err.Error(), "nothing was written") {
 		t.Errorf("%d tries: %v", tries, err)
 	}
 	var out, errs bytes.Buffer
@@ -96,7 +101,7 @@ func TestWriteGivesUp(t *testing.T) {
 	}
 }
 
-// Many who create the same name at once make one controller, and all are told the same id.
+// Many concurrent creations of the same name make one controller, and all return its id.
 func TestApplyAtOnce(t *testing.T) {
 	s, prefix := testConn(t)
 	const many = 8
@@ -105,7 +110,7 @@ func TestApplyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range many {
 		wg.Go(func() {
-			own := conn{Store: s.Store, consul: s.consul} // as each command has
+			own := conn{Store: s.Store, consul: s.consul} // each command has its own conn
 			var c change
 			c, errs[i] = writeApply(t.Context(), &own, applyRequest{spec: goodSpec(t)})
 			ids[i] = c.rc.ID
@@ -130,7 +135,10 @@ func TestApplyAtOnce(t *testing.T) {
 func TestAudit(t *testing.T) {
 	s, prefix := testConn(t)
 	for _, args := range [][]string{
-		{"apply", "-f", "-"}, {"apply", "-f", "-"}, {"rc", "scale", "web", "5"}, {"rc", "scale", "web", "5"}, {"rc", "delete", "web", "--force"}, {"rc", "delete", "web"},
+		{"apply", "-f", "-"}, {"apply", "-f", "-"}, {"rc", "scale", "web", "5"}, {"rc", "scale", "web", "5"}, {
+			"rc",
+			"delete", "web", "--force",
+		}, {"rc", "delete", "web"},
 	} {
 		if code, _, errs := run(t, prefix, goodDocument, args...); code != exitDone {
 			t.Fatalf("%v: %s", args, errs)
@@ -150,7 +158,8 @@ func TestAudit(t *testing.T) {
 	if want := "create scale delete"; strings.Join(got, " ") != want {
 		t.Fatalf("got %v, want %s", got, want)
 	}
-	if lines := strings.Join(audit[0].Changes, "\n"); !strings.Contains(lines, "replica_groups[main].count: (none) -> 3") || strings.Contains(lines, "fast") {
+	if lines := strings.Join(audit[0].Changes, "\n"); !strings.Contains(lines,
+		"replica_groups[main].count: (none) -> 3") || strings.Contains(lines, "fast") {
 		t.Errorf("creation:\n%s", lines)
 	}
 	if audit[1].Changes[0] != "replica_groups[main].count: 3 -> 5" {
@@ -158,17 +167,18 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// lineWriter hands out each line that is written.
+// lineWriter sends each line that is written to a channel.
 type lineWriter struct{ lines chan string }
 
-func (w lineWriter) Write(p []byte) (int, error) {
-	w.lines <- string(p)
+func (l lineWriter) Write(p []byte) (int, error) {
+	l.lines <- string(p)
 	return len(p), nil
 }
 
 func (s *conn) put(t *testing.T, key, format string, args ...any) {
 	t.Helper()
-	if _, err := s.consul.Commit(t.Context(), []consul.Op{consul.Set(key, fmt.Appendf(nil, format, args...))}); err != nil {
+	if _, err := s.consul.Commit(t.Context(),
+		[]consul.Op{consul.Set(key, fmt.Appendf(nil, format, args...))}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -196,7 +206,9 @@ func TestWaitConverged(t *testing.T) {
 	if got := <-stderr.lines; !strings.Contains(got, "unreadable record") {
 		t.Error(got)
 	}
-	s.put(t, s.Keys().Statuses.Key(r.ID), `{"rc_id":%q,"observed_generation":1,"desired":3,"available":3,"conditions":[{"type":"Converged","true":true}]}`, r.ID)
+	s.put(t, s.Keys().Statuses.Key(r.ID),
+		`{"rc_id":%q,"observed_generation":1,"desired":3,"available":3,`+
+			`"conditions":[{"type":"Converged","true":true}]}`, r.ID)
 	if err := <-done; err != nil || out.String() != "rc web converged (generation 1, 3 of 3 available)\n" {
 		t.Errorf("%q, %v", out.String(), err)
 	}
@@ -206,7 +218,12 @@ func TestWaitConverged(t *testing.T) {
 func TestWaitReplaced(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
-	if _, err := s.changeRC(t.Context(), r.ID, func(_ context.Context, r *rc.RC) (change, error) { return computeScale(current{rc: r}, "", 9, false) }); err != nil {
+	if _, err := s.changeRC(t.Context(), r.ID,
+		func(_ context.Context, r *rc.RC) (change,
+			error,
+		) {
+			return computeScale(current{rc: r}, "", 9, false)
+		}); err != nil {
 		t.Fatal(err)
 	}
 	s.stdio = &stdio{out: io.Discard, err: io.Discard}
@@ -216,7 +233,8 @@ func TestWaitReplaced(t *testing.T) {
 		t.Error(err)
 	}
 	s.delete(t, s.Keys().RCs.Key(r.ID))
-	if err := waitConverged(t.Context(), s, r, time.Minute); !errors.As(err, &refused) || !strings.Contains(err.Error(), "was deleted before") {
+	if err := waitConverged(t.Context(), s, r, time.Minute); !errors.As(err, &refused) ||
+		!strings.Contains(err.Error(), "was deleted before") {
 		t.Error(err)
 	}
 }
@@ -247,7 +265,28 @@ func TestWaitGone(t *testing.T) {
 	}
 }
 
-// A signal during a wait ends it with the code that says that the change is written.
+// The wait for a deleted service ends when no revision has a record.
+func TestWaitServiceGone(t *testing.T) {
+	s, _ := testConn(t)
+	r := create(t, s)
+	stderr := lineWriter{make(chan string)}
+	var out bytes.Buffer
+	done := make(chan error)
+	go func() {
+		s.stdio = &stdio{out: &out, err: stderr}
+		gone := rc.RC{ID: store.NewID(), Name: "web-r1"}
+		done <- waitServiceGone(t.Context(), s, "web", []record.Controller{{RC: gone}, {RC: r}}, time.Minute)
+	}()
+	if got := <-stderr.lines; got != "service web: web: waiting for a farm: no farm is running\n" {
+		t.Error(got)
+	}
+	s.delete(t, s.Keys().RCs.Key(r.ID))
+	if err := <-done; err != nil || out.String() != "all revisions of service web are gone\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+}
+
+// A signal ends a wait with the exit code for a change that is written.
 func TestWaitInterrupted(t *testing.T) {
 	s, _ := testConn(t)
 	r := create(t, s)
@@ -260,12 +299,13 @@ func TestWaitInterrupted(t *testing.T) {
 	cancel()
 	err := <-done
 	var wait *codedError
-	if !errors.As(err, &wait) || !strings.Contains(err.Error(), "generation 1 is written; interrupted") || s.report(err) != exitWait {
+	if !errors.As(err, &wait) || !strings.Contains(err.Error(), "generation 1 is written; interrupted") ||
+		s.report(err) != exitWait {
 		t.Error(err)
 	}
 }
 
-// With ACLs the owner of the token is the author; a token that may not write, or none, changes nothing.
+// With ACLs the owner of the token is the author. With a token that may not write, or without a token, nothing changes.
 func TestToken(t *testing.T) {
 	const management = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 	server, err := consultest.Start(`{"primary_datacenter": "dc1", "acl": {"enabled": true, "default_policy": "deny",
@@ -299,18 +339,29 @@ func TestToken(t *testing.T) {
 	if !strings.Contains(out, "rc web ") {
 		t.Errorf("exit code %d: %s%s", code, out, errs)
 	}
-	if _, out, _ = with(management, "rc", "get", "web"); !strings.Contains(out, "(changed by Initial Management Token (token ") {
+	if _, out, _ = with(management, "rc", "get", "web"); !strings.Contains(out,
+		"(changed by Initial Management Token (token ") {
 		t.Error(out)
 	}
-	for _, args := range [][]string{{"rc", "list"}, {"pods"}, {"nodes"}, {"rc", "get", "web"}, {"rc", "scale", "web", "1"}, {"apply", "-f", "-"}} {
+	for _, args := range [][]string{
+		{"rc", "list"},
+		{"pods"},
+		{"nodes"},
+		{"rc", "get", "web"},
+		{"rc", "scale", "web", "1"},
+		{"apply", "-f", "-"},
+	} {
 		for _, token := range []string{"", "00000000-0000-0000-0000-00000000dead"} {
-			if code, out, errs := with(token, args...); code != exitError || out != "" || !strings.Contains(errs, "403") && !strings.Contains(errs, "filtered by ACLs") {
+			if code, out, errs := with(token, args...); code != exitError || out != "" ||
+				!strings.Contains(errs, "403") && !strings.Contains(errs, "filtered by ACLs") {
 				t.Errorf("%v with token %q: exit code %d\n%s%s", args, token, code, out, errs)
 			}
 		}
 	}
 	var said bytes.Buffer
-	if code := Main(t.Context(), []string{"rcctl", "--consul-addr", server.Addr, "--token-file", "/nowhere/token", "rc", "list"}, nil, &said, &said); code != exitUsage || !strings.Contains(said.String(), "/nowhere/token") {
+	if code := Main(t.Context(),
+		[]string{"rcctl", "--consul-addr", server.Addr, "--token-file", "/nowhere/token", "rc", "list"}, nil, &said,
+		&said); code != exitUsage || !strings.Contains(said.String(), "/nowhere/token") {
 		t.Errorf("a token file that is not there: exit code %d, %s", code, said.String())
 	}
 }

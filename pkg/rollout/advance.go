@@ -10,8 +10,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// phases are what a rollout does while it moves. Each reports whether another one begins at once.
-var phases = map[Phase]func(stage) bool{
+type then bool
+
+const (
+	goOn then = true  // the next phase, at once
+	halt then = false // wait until the owner looks again
+)
+
+var phases = map[Phase]func(stage) then{
 	PreDeploying: stage.preDeploy,
 	BeforeStage:  stage.beforeStage,
 	Planning:     stage.planStage,
@@ -25,247 +31,254 @@ var phases = map[Phase]func(stage) bool{
 	Ending:       stage.ending,
 }
 
-// stage is a decision about a rollout that moves: its phases, and what ends one in another way.
 type stage struct{ *Work }
 
-// strategy returns the strategy of the record; Check has seen that there is one.
+// Check has refused records with an unknown strategy.
 func (w *Work) strategy() Strategy { return StrategyFor(w.Record.Strategy) }
 
-// advance does what follows now, and reports whether more does.
-func (w stage) advance() bool {
-	switch w.Record.State {
+func (s stage) advance() then {
+	switch s.Record.State {
 	case Progressing, RollingBack:
-		return phases[w.Record.Phase](w)
+		return phases[s.Record.Phase](s)
 	case WaitingForPromote:
-		return w.promotion()
+		return s.promotion()
 	default:
-		return false
+		return halt
 	}
 }
 
-// enter begins a phase.
-func (w stage) enter(p Phase) bool {
-	w.Record.Phase, w.Record.Gate, w.Record.WaitingSince, w.Record.ProgressAt, w.Record.Stuck = p, nil, nil, w.Now(), ""
-	return true
+func (s stage) enter(p Phase) then {
+	s.Record.Phase, s.Record.Gate, s.Record.WaitingSince, s.Record.ProgressAt, s.Record.Stuck = p, nil, nil, s.Now(), ""
+	return goOn
 }
 
-func (w stage) preDeploy() bool {
-	p, seen := w.Record.PreDeploy, w.obs.PreDeploy
-	fail := func(format string, args ...any) bool {
+func (s stage) preDeploy() then {
+	p, seen := s.Record.PreDeploy, s.obs.PreDeploy
+	fail := func(format string, args ...any) then {
 		reason := "pre_deploy: " + fmt.Sprintf(format, args...)
 		if seen != nil && seen.Tail != "" {
 			reason += "; its log ends: " + field.Cut(seen.Tail, rc.MaxReason/2)
 		}
-		w.end(Failed, reason, 0)
-		return true
+		s.end(Failed, reason, 0)
+		return goOn
 	}
 	switch {
 	case p == nil:
 	case seen != nil && seen.Finished && seen.Exit == 0:
-		w.d.Delete = append(w.d.Delete, p.RC)
-		w.Record.PreDeploy = nil
+		s.d.Delete = append(s.d.Delete, p.RC)
+		s.Record.PreDeploy = nil
 	case seen != nil && seen.Finished && seen.Failed == "":
 		return fail("it ended with exit code %d", seen.Exit)
 	case seen != nil && seen.Lost:
-		return fail("its node is lost, so nobody knows how it ended, and it does not run twice")
+		return fail("its node is lost, so its outcome is unknown, and it does not run twice")
 	case seen != nil && seen.Failed != "":
 		return fail("%s", seen.Failed)
 	default:
-		left := w.left(PreDeployTimeout, PreDeployTimeout-p.Until.Sub(w.Now()))
+		left := s.left(PreDeployTimeout, PreDeployTimeout-p.Until.Sub(s.Now()))
 		if left <= 0 {
 			return fail("it has not ended within %s", PreDeployTimeout)
 		}
-		w.look(left)
-		return false
+		s.lookWithin(left)
+		return halt
 	}
-	return w.nextStage()
+	return s.nextStage()
 }
 
-func (w stage) nextStage() bool {
-	w.Record.Stage = min(w.Record.Stage+1, rc.MaxPods)
-	w.Record.Stages = max(w.Record.Stages, w.Record.Stage)
-	w.Record.StageSince = w.Now()
-	return w.enter(BeforeStage)
+func (s stage) nextStage() then {
+	s.Record.Stage = min(s.Record.Stage+1, rc.MaxPods)
+	s.Record.Stages = max(s.Record.Stages, s.Record.Stage)
+	s.Record.StageSince = s.Now()
+	return s.enter(BeforeStage)
 }
 
-func (w stage) beforeStage() bool {
-	if !w.gates(w.Record.Update.Gates.BeforeStage) {
-		return w.Record.State == RollingBack
+func (s stage) beforeStage() then {
+	if !s.gatesAgree(s.Record.Update.Gates.BeforeStage) {
+		return s.withoutGates()
 	}
-	return w.enter(Planning)
+	return s.enter(Planning)
 }
 
-func (w stage) planStage() bool {
-	if w.Record.State == RollingBack {
-		w.narrow()
+// withoutGates returns what follows if the gates of a rollout have not agreed. A rollback asks no gate, so if there is
+// one now, a gate's refusal has just begun it.
+func (s stage) withoutGates() then {
+	if s.Record.State == RollingBack {
+		return goOn
 	}
-	if !w.strategy().Plan(w.Work) {
-		return w.timeout("there is no room for a stage: a pod has to go, or to become available, first")
-	}
-	r := w.Record
-	r.Phase, r.ProgressAt = Moving, w.Now() // Stuck stays until it gets further
-	r.Progress = w.reached(w.In(Up), w.In(Down))
-	return true
+	return halt
 }
 
-func (w stage) move() bool {
-	done, again, err := w.reconcile()
+func (s stage) planStage() then {
+	if s.Record.State == RollingBack {
+		s.fitLimits()
+	}
+	if !s.strategy().Plan(s.Work) {
+		return s.timeout("no stage can move: first a pod must stop or become available")
+	}
+	r := s.Record
+	r.Phase, r.ProgressAt = Moving, s.Now() // Stuck is kept until there is progress
+	r.Progress = s.reached(s.In(Up), s.In(Down))
+	return goOn
+}
+
+func (s stage) move() then {
+	done, err := s.reconcile()
 	switch {
 	case err != nil:
-		return w.stageFailed(err.Error(), true)
+		return s.stageFailed(err.Error(), hopeless)
 	case done:
-		return w.enter(AfterStage)
+		return s.enter(AfterStage)
 	}
-	if again > 0 {
-		w.look(again)
-	}
-	return w.timeout(w.lacks())
+	return s.timeout(s.waitsFor())
 }
 
-func (w stage) reconcile() (bool, time.Duration, error) {
-	up, down := w.In(Up), w.In(Down)
-	done, again, err := w.strategy().Rollout().Reconcile(w.Work, up, down)
-	w.progress(up, down)
-	return done, again, err
+func (s stage) reconcile() (done bool, err error) {
+	up, down := s.In(Up), s.In(Down)
+	defer s.progress(up, down)
+	for _, step := range s.strategy().Steps() {
+		step.Execute(s.Work, up, down)
+		if done, err := step.Verify(s.Work, up, down); err != nil || !done {
+			return false, err
+		}
+		s.progress(up, down)
+	}
+	return true, nil
 }
 
-func (w stage) afterStage() bool {
-	if !w.gates(w.Record.Update.Gates.AfterStage) {
-		return w.Record.State == RollingBack
+func (s stage) afterStage() then {
+	if !s.gatesAgree(s.Record.Update.Gates.AfterStage) {
+		return s.withoutGates()
 	}
-	next := w.strategy().Next(w.Work)
+	next := s.strategy().Next(s.Work)
 	if next == Moving {
 		next = Delaying
 	}
-	w.enter(next)
-	w.wait()
-	return true
+	s.enter(next)
+	s.wait()
+	return goOn
 }
 
-// wait notes since when the rollout waits, if it does not do so already.
-func (w stage) wait() {
-	if w.Record.WaitingSince == nil {
-		now := w.Now()
-		w.Record.WaitingSince = &now
+func (s stage) wait() {
+	if s.Record.WaitingSince == nil {
+		s.Record.WaitingSince = new(s.Now())
 	}
 }
 
-// waited reports whether d has passed since then, and else looks again when it has.
-func (w stage) waited(d time.Duration) bool {
-	w.wait()
-	left := w.Record.WaitingSince.Add(d).Sub(w.Now())
+// waited reports whether the rollout has waited for d. If not, the owner looks again when the rest has passed.
+func (s stage) waited(d time.Duration) bool {
+	s.wait()
+	left := s.Record.WaitingSince.Add(d).Sub(s.Now())
 	if left > 0 {
-		w.look(left)
+		s.lookWithin(left)
 	}
 	return left <= 0
 }
 
-func (w stage) delay() bool {
-	if w.Record.State != RollingBack && !w.waited(time.Duration(w.Record.Update.Delay)) {
-		return false
+func (s stage) delay() then {
+	if s.Record.State != RollingBack && !s.waited(time.Duration(s.Record.Update.Delay)) {
+		return halt
 	}
-	return w.nextStage()
+	return s.nextStage()
 }
 
-func (w stage) awaitPromote() bool {
-	if !w.Record.Promoted && w.Record.State == Progressing {
-		w.wait()
-		w.Record.State, w.Record.Reason = WaitingForPromote, ""
-		w.audit("rollout %s of %s waits for promote", w.Record.ID, w.Record.Service)
-		return true
+func (s stage) awaitPromote() then {
+	if !s.Record.Promoted && s.Record.State == Progressing {
+		s.wait()
+		s.Record.State, s.Record.Reason = WaitingForPromote, ""
+		s.audit(" waits for promote")
+		return goOn
 	}
-	next := w.strategy().Next(w.Work)
+	next := s.strategy().Next(s.Work)
 	if next == Moving {
-		return w.nextStage()
+		return s.nextStage()
 	}
-	return w.enter(next)
+	return s.enter(next)
 }
 
-// promotion follows a rollout that waits for promote. New pods that are not available any more are a stage without
-// progress: stage_timeout counts from when the farm found them so, and auto_promote anew from when they are well again.
-// Pods that the farm knows nothing about are neither, so nothing is promoted and nothing times out.
-func (w stage) promotion() bool {
-	r, up := w.Record, w.Upward()
-	lacks := up.lacks()
-	if lacks == "" || !up.isSick() {
+// promotion handles a rollout that waits for promote. If new pods are not available any more, stage_timeout starts;
+// when they are available again, auto_promote starts anew. While nothing is known about the new pods, the rollout is
+// neither promoted nor timed out.
+func (s stage) promotion() then {
+	r, up := s.Record, s.Upward()
+	missing := up.waitsFor()
+	if missing == "" || !up.isUnavailable() {
 		r.Stuck = ""
-		w.wait()
-		return lacks == "" && w.autoPromote()
+		s.wait()
+		return missing == "" && s.autoPromote()
 	}
 	if r.WaitingSince != nil {
-		r.WaitingSince, r.ProgressAt = nil, w.Now()
+		r.WaitingSince, r.ProgressAt = nil, s.Now()
 	}
-	if err := w.hopeless(up); err != nil {
-		return w.stageFailed(err.Error(), true)
+	if err := s.hopeless(up); err != nil {
+		return s.stageFailed(err.Error(), hopeless)
 	}
-	return w.timeout(lacks)
+	return s.timeout(missing)
 }
 
-// isSick reports whether pods of the revision are known not to be available. Of those on a node without a preparer it
-// is known only that they were.
-func (m *Member) isSick() bool {
+// isUnavailable reports whether pods of the revision are known to be unavailable. A pod on an unmanaged node that was
+// available last is not.
+func (m *Member) isUnavailable() bool {
 	return m.Status != nil && m.up().Actual+m.Status.UnmanagedAvailable < *m.Target
 }
 
-func (w stage) autoPromote() bool {
-	after := w.Record.Update.AutoPromote
-	if after == nil || !w.waited(time.Duration(*after)) {
-		return false
+func (s stage) autoPromote() then {
+	after := s.Record.Update.AutoPromote
+	if after == nil || !s.waited(time.Duration(*after)) {
+		return halt
 	}
-	w.promote("promoted after " + time.Duration(*after).String())
-	w.audit("rollout %s of %s is %s", w.Record.ID, w.Record.Service, w.Record.Reason)
-	return true
+	s.promote("promoted after " + time.Duration(*after).String())
+	s.audit(" is %s", s.Record.Reason)
+	return goOn
 }
 
-func (w stage) joining() bool {
-	if !w.join() {
-		return w.timeout("not all nodes have registered the new pods under the service's name")
+func (s stage) joining() then {
+	if !s.join() {
+		return s.timeout("not all nodes have registered the new pods under the service's name")
 	}
-	return w.enter(Leaving)
+	return s.enter(Leaving)
 }
 
-func (w stage) leaving() bool {
-	if !w.leave() {
-		return w.timeout("not all nodes have taken the old pods out of the service's name")
+func (s stage) leaving() then {
+	if !s.leave() {
+		return s.timeout("not all nodes have taken the old pods out of the service's name")
 	}
-	w.enter(Keeping)
-	w.wait()
-	return true
+	s.enter(Keeping)
+	s.wait()
+	return goOn
 }
 
-func (w stage) keep() bool {
-	if !w.waited(time.Duration(w.Record.Update.KeepOld)) {
-		return false
+func (s stage) keep() then {
+	if !s.waited(time.Duration(s.Record.Update.KeepOld)) {
+		return halt
 	}
-	return w.nextStage()
+	return s.nextStage()
 }
 
-func (w stage) ending() bool {
-	done, _, err := w.reconcile()
+func (s stage) ending() then {
+	done, err := s.reconcile()
 	switch {
 	case err != nil:
-		return w.stageFailed(err.Error(), true)
+		return s.stageFailed(err.Error(), hopeless)
 	case !done:
-		return w.timeout(w.lacks())
+		return s.timeout(s.waitsFor())
 	}
-	state, reason, up := Done, "", w.Upward()
-	if w.Record.State == RollingBack {
-		state, reason = Failed, w.Record.Reason+"; "+up.Name+" has all pods again"
+	state, reason, up := Done, "", s.Upward()
+	if s.Record.State == RollingBack {
+		state, reason = Failed, s.Record.Reason+"; "+up.Name+" has all pods again"
 	}
-	w.dress()
-	w.strategy().Finish(w.Work)
-	w.end(state, reason, up.Rev)
-	return true
+	s.setServiceFields()
+	s.strategy().Finish(s.Work)
+	s.end(state, reason, up.Rev)
+	return goOn
 }
 
-// reached returns how far the stage is, in pods: more is further.
+// reached returns the progress of the stage, in pods.
 func (w *Work) reached(up, down []*Member) int {
 	n := 0
 	for _, m := range up {
 		switch {
 		case m.Status == nil || m.Target == nil:
 		case m.Ctrl.InPlace != nil:
-			n += min(*m.Target, m.Status.UpdatedAvailable) - m.beyond()
+			n += min(*m.Target, m.Status.UpdatedAvailable) - m.excess()
 		default:
 			n += min(*m.Target, max(0, m.up().Actual))
 		}
@@ -278,13 +291,12 @@ func (w *Work) reached(up, down []*Member) int {
 	return max(-rc.MaxPods, min(n, rc.MaxPods)) // as Check allows
 }
 
-// noteEvery is how often progress is noted within a stage at most. Each note is a write, and pods come one after the
-// other.
-const noteEvery = time.Second
+// progressInterval limits writes of progress. Without it each pod of a stage would cause a write.
+const progressInterval = time.Second
 
-// progress notes that the stage got further than it ever was. What is unknown is no progress.
+// progress writes that the stage got further than ever before. While a status is unknown it writes nothing.
 func (w *Work) progress(up, down []*Member) {
-	for _, m := range append(slices.Clone(up), down...) {
+	for _, m := range slices.Concat(up, down) {
 		if m.Status == nil {
 			return
 		}
@@ -293,29 +305,28 @@ func (w *Work) progress(up, down []*Member) {
 	if n <= w.Record.Progress {
 		return
 	}
-	every := noteEvery
+	every := progressInterval
 	if timeout := time.Duration(w.Record.Update.StageTimeout); timeout > 0 {
 		every = min(every, timeout/4)
 	}
 	if left := every - w.Now().Sub(w.Record.ProgressAt); left > 0 && left <= every {
-		w.look(left)
+		w.lookWithin(left)
 		return
 	}
 	w.Record.Progress, w.Record.ProgressAt, w.Record.Stuck = n, w.Now(), ""
 }
 
-// lacks says what the stage waits for.
-func (w *Work) lacks() string {
+func (w *Work) waitsFor() string {
 	for _, m := range append(w.In(Up), w.In(Down)...) {
-		if why := m.lacks(); why != "" {
+		if why := m.waitsFor(); why != "" {
 			return why
 		}
 	}
 	return "pods have yet to stop"
 }
 
-// lacks says what the stage waits for of one revision, "" for nothing.
-func (m *Member) lacks() string {
+// waitsFor returns what the stage waits for in one revision, in words; "" for nothing.
+func (m *Member) waitsFor() string {
 	switch {
 	case m.Status == nil:
 		return fmt.Sprintf("the owner of %s has not reported", m.Name)
@@ -325,11 +336,11 @@ func (m *Member) lacks() string {
 			return fmt.Sprintf("%d pods of %s have yet to stop", over, m.Name)
 		}
 	case m.Ctrl.InStages():
-		return m.lacksInStage()
+		return m.waitsForInStage()
 	case m.Ctrl.InPlace != nil && m.Status.UpdatedAvailable < *m.Target:
 		text := fmt.Sprintf("%d of %d pods of %s run the new manifest and are available",
 			m.Status.UpdatedAvailable, *m.Target, m.Name)
-		if why := m.Status.Reason(rc.Blocked); why != "" { // such as a node that has no room for what the new one takes
+		if why := m.Status.Reason(rc.Blocked); why != "" { // such as too little capacity for the new manifest
 			text += "; " + why
 		}
 		return text
@@ -339,15 +350,15 @@ func (m *Member) lacks() string {
 	return ""
 }
 
-// since returns when the time of the stage began: with its last progress, or when a pod that gets other ones left a
-// node on which it had never become available, for a second one. Each pod does that once.
+// since returns when the timeout of the stage started: at its last progress or, if that is later, when a new pod last
+// began to leave its first node for a second. Each pod does this at most once.
 func (w *Work) since() time.Time {
 	since := w.Record.ProgressAt
 	for _, m := range w.In(Up) {
 		if m.Status == nil || m.Status.TriedElsewhere == nil {
 			continue
 		}
-		if at := *m.Status.TriedElsewhere; at.After(w.Now()) { // by a clock that was wrong
+		if at := *m.Status.TriedElsewhere; at.After(w.Now()) { // the clock that gave the time was wrong
 			since = w.Now()
 		} else if at.After(since) {
 			since = at
@@ -356,54 +367,61 @@ func (w *Work) since() time.Time {
 	return since
 }
 
-// timeout fails the stage once it has made no progress for stage_timeout. Without a stage_timeout it never fails, but
-// the record says after the default one what it waits for.
-func (w stage) timeout(why string) bool {
-	d := cmp.Or(time.Duration(w.Record.Update.StageTimeout), DefaultStageTimeout)
-	if left := w.left(d, w.Now().Sub(w.since())); left > 0 {
-		w.look(left)
-		return false
+// timeout fails the stage if it has made no progress for stage_timeout. With a stage_timeout of 0 the stage does not
+// fail for that, but after the default timeout the record names what it waits for.
+func (s stage) timeout(why string) then {
+	d := cmp.Or(time.Duration(s.Record.Update.StageTimeout), DefaultStageTimeout)
+	if left := s.left(d, s.Now().Sub(s.since())); left > 0 {
+		s.lookWithin(left)
+		return halt
 	}
-	return w.stageFailed(fmt.Sprintf("no progress for %s: %s", d, why), false)
+	return s.stageFailed(fmt.Sprintf("no progress for %s: %s", d, why), mayRecover)
 }
 
-// stageFailed does what on_timeout says. Where waiting does not help, "continue" pauses. A rollback never ends before
-// it is done: it waits, because the version that it takes away must not serve on. It reports whether another phase
-// begins.
-func (w stage) stageFailed(reason string, final bool) bool {
-	r := w.Record
-	w.noteFailures()
-	if !final {
+type outlook string
+
+const (
+	mayRecover outlook = "may recover"
+	hopeless   outlook = "hopeless"
+)
+
+// stageFailed does what on_timeout asks for. A hopeless stage pauses the rollout even with "continue". A failed stage
+// never ends a rollback, because the version that it removes must not continue to serve.
+func (s stage) stageFailed(reason string, o outlook) then {
+	r := s.Record
+	s.noteFailures()
+	if o == mayRecover {
 		reason += r.failures()
 	}
 	reason = field.Cut(reason, rc.MaxReason)
 	switch {
-	case r.State == RollingBack, !final && (r.Update.OnTimeout == OnTimeoutContinue || r.Update.StageTimeout == 0):
-		r.Stuck, r.ProgressAt = reason, w.Now() // said again after as long, in other words or the same
-		return w.planAnew()
+	case r.State == RollingBack,
+		o == mayRecover && (r.Update.OnTimeout == OnTimeoutContinue || r.Update.StageTimeout == 0):
+		r.Stuck, r.ProgressAt = reason, s.Now() // written again after the next timeout
+		return s.planAnew()
 	case r.Update.OnTimeout == OnTimeoutRollback:
-		w.rollback(reason)
-		return true
+		s.rollback(reason)
+		return goOn
 	default:
-		w.pause(reason)
-		w.audit("rollout %s of %s is paused: %s", r.ID, r.Service, reason)
-		w.alert("the rollout of %s is paused: %s", r.Service, reason)
-		return false
+		s.pause(reason)
+		s.audit(" is paused: %s", reason)
+		s.alert("the rollout of %s is paused: %s", r.Service, reason)
+		return halt
 	}
 }
 
-// planAnew plans the stage of a way back again, because what it was planned for may have changed: pods were lost, or
-// others stopped. It reports whether it does. In place each plan adds pods, so there the stage stays as it is.
-func (w stage) planAnew() bool {
-	r := w.Record
+// planAnew plans the stage of a rollback again, because pods may have been lost or stopped since. In place it does not,
+// because each plan adds pods to the stage.
+func (s stage) planAnew() then {
+	r := s.Record
 	if r.State != RollingBack || r.Phase != Moving || r.Strategy == InPlaceStrategy {
-		return false
+		return halt
 	}
 	r.Phase = Planning
-	return true
+	return goOn
 }
 
-// pause halts the rollout. What waited for promote does so again when it is resumed.
+// pause pauses the rollout. After resume, it waits for promote again if it did before.
 func (w *Work) pause(reason string) {
 	r := w.Record
 	r.Resume = Progressing
@@ -427,7 +445,6 @@ func (w *Work) noteFailures() {
 	}
 }
 
-// failures lists the pods that were noted, with a mark before each.
 func (r *Record) failures() (text string) {
 	for _, f := range r.Failures {
 		text += fmt.Sprintf("; %s on %s: %s", f.Pod, f.Node, f.Reason)
@@ -435,59 +452,58 @@ func (r *Record) failures() (text string) {
 	return text
 }
 
-// because says after what a person asked for why pods of the new revision are not available now: they are gone when
-// somebody else looks. Of a way back it says why that began.
-func (w *Work) because(asked string) string {
+// withCause adds to a person's request why pods of the new revision are not available: they will be gone when somebody
+// reads the request. During a rollback it adds why that began.
+func (w *Work) withCause(asked string) string {
 	switch r := w.Record; {
 	case r.State == RollingBack:
-		return field.Cut(asked+" on the way back"+after(": ", r.Reason), rc.MaxReason)
-	case r.GoesBack(): // its reason is why it is paused
-		return field.Cut(asked+" on the way back"+r.failures(), rc.MaxReason)
+		return field.Cut(asked+" during the rollback"+prefixed(": ", r.Reason), rc.MaxReason)
+	case r.RollsBack(): // a paused rollback: Reason has why it is paused, not why it began
+		return field.Cut(asked+" during the rollback"+r.failures(), rc.MaxReason)
 	}
 	up := w.Upward()
 	if up == nil || up.Status == nil {
 		return asked
 	}
 	w.noteFailures()
-	lacks := up.lacks()
-	if lacks == "" && len(w.Record.Failures) == 0 {
+	missing := up.waitsFor()
+	if missing == "" && len(w.Record.Failures) == 0 {
 		return asked
 	}
-	return field.Cut(asked+after(" while ", lacks)+w.Record.failures(), rc.MaxReason)
+	return field.Cut(asked+prefixed(" while ", missing)+w.Record.failures(), rc.MaxReason)
 }
 
-// rollback turns the rollout round. Where there is nothing to go back to it ends.
-func (w stage) rollback(reason string) {
-	r := w.Record
-	up := w.Upward()
+// rollback turns the rollout into a rollback, or ends it if there is no revision to go back to.
+func (s stage) rollback(reason string) {
+	r := s.Record
+	up := s.Upward()
 	if r.PreDeploy != nil {
-		w.d.Delete = append(w.d.Delete, r.PreDeploy.RC)
+		s.d.Delete = append(s.d.Delete, r.PreDeploy.RC)
 		r.PreDeploy = nil
 	}
-	if up == nil || !w.strategy().Reverse(w.Work) {
-		w.end(Failed, reason+"; there is no revision to go back to", 0)
+	if up == nil || !s.strategy().Reverse(s.Work) {
+		s.end(Failed, reason+"; there is no revision to go back to", 0)
 		return
 	}
 	r.State, r.Resume, r.Reason, r.Stuck = RollingBack, "", reason, ""
-	w.backTo()
-	w.audit("rollout %s of %s rolls back to %s: %s", r.ID, r.Service, w.Upward().Name, reason)
-	w.alert("the rollout of %s rolls back: %s", r.Service, reason)
-	w.nextStage()
+	s.setRollbackGoal()
+	s.audit(" rolls back to %s: %s", s.Upward().Name, reason)
+	s.alert("the rollout of %s rolls back: %s", r.Service, reason)
+	s.nextStage()
 }
 
-// backTo makes what the old revision had the goal of the rollout.
-func (w *Work) backTo() {
+func (w *Work) setRollbackGoal() {
 	r, up := w.Record, w.Upward()
 	r.Groups = field.Copy(up.Before)
 	if r.Strategy == InPlaceStrategy {
 		r.Groups = rc.Counts(up.Ctrl.ReplicaGroups)
 	}
-	up.final(r.Total())
+	up.setEnd(r.Total())
 }
 
-// narrow fits the bounds to the number of pods that the old revision has. Where pods stop before others come, and it
-// has no more than the minimum, one pod may be missing: otherwise no pod could ever stop.
-func (w *Work) narrow() {
+// fitLimits lowers the limits of a rollback to the old revision's pods. If pods stop before others are added, the
+// minimum is one less, because otherwise no pod could ever stop.
+func (w *Work) fitLimits() {
 	r := w.Record
 	n := r.Total()
 	least := n

@@ -3,6 +3,7 @@ package rollout_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,23 +13,27 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// starting is the start of a rollout to n pods of web-r9, from controllers with so many pods.
+// starting returns the start of a rollout to n pods of web-r9, from controllers with the given numbers of pods.
 func starting(k rollout.Knobs, n int, old ...int) rollout.Start {
 	s := rollout.Start{
 		ID: "B", Service: "web", Now: t0, Epoch: "n1", Knobs: k,
-		New: rc.RC{ID: web9, Name: "web-r9", ManifestDigest: "d9", ReplicaGroups: groupsOf(n), Service: &rc.Service{Name: "web", Revision: 9}},
+		New: rc.RC{
+			ID: web9, Name: "web-r9", ManifestDigest: "d9", ReplicaGroups: groupsOf(n),
+			Service: &rc.Service{Name: "web", Revision: 9},
+		},
 	}
 	for i, n := range old {
 		rev := int64(i + 1)
 		s.Old = append(s.Old, rollout.Seen{RC: rc.RC{
-			ID: rc.RevisionID(unit, rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("dr%d", rev), ReplicaGroups: groupsOf(n), Generation: 1,
+			ID: rc.RevisionID(unit, rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("dr%d", rev),
+			ReplicaGroups: groupsOf(n), Generation: 1,
 			Service: &rc.Service{Name: "web", Revision: rev},
 		}})
 	}
 	return s
 }
 
-func TestSharesToBeginWith(t *testing.T) {
+func TestBeginSharesPercentsByReplicas(t *testing.T) {
 	for _, tt := range []struct {
 		old  []int
 		want []int
@@ -44,16 +49,16 @@ func TestSharesToBeginWith(t *testing.T) {
 	}
 }
 
-func TestRevisionToGoBackTo(t *testing.T) {
+func TestBeginAbandonsAllButTheRevisionInEffect(t *testing.T) {
 	for _, tt := range []struct {
 		old      []int
 		inEffect int64
-		want     int // index; none: all are abandoned
+		want     int // index of the revision that is not abandoned
 	}{
 		{[]int{2, 5}, 1, 0},
 		{[]int{2, 5}, 2, 1},
 		{[]int{2, 5}, 0, 1},
-		{[]int{5, 2}, 7, 0}, // there is no such revision any more
+		{[]int{5, 2}, 7, 0}, // this revision does not exist any more
 		{[]int{3, 3}, 0, 0},
 		{[]int{3, 3}, 7, 0},
 		{[]int{0, 0}, 0, none},
@@ -72,7 +77,7 @@ func TestRevisionToGoBackTo(t *testing.T) {
 	}
 }
 
-func TestForecastOfStages(t *testing.T) {
+func TestBeginForecastsStages(t *testing.T) {
 	for _, tt := range []struct {
 		k    rollout.Knobs
 		want int
@@ -90,8 +95,8 @@ func TestForecastOfStages(t *testing.T) {
 	}
 }
 
-// What had no pods before, and has some by now, goes back to those.
-func TestCountsToGoBackTo(t *testing.T) {
+// A retarget keeps the counts from before the first rollout, unless they were 0.
+func TestARetargetKeepsTheFormerCounts(t *testing.T) {
 	for before, want := range map[int]int{0: 4, 7: 7} {
 		running, err := rollout.Begin(starting(rollout.Knobs{}, 4, before))
 		if err != nil {
@@ -107,39 +112,48 @@ func TestCountsToGoBackTo(t *testing.T) {
 	}
 }
 
-func TestControllersOfAnotherUnit(t *testing.T) {
+func TestControllersOfAnotherUnitAreRefused(t *testing.T) {
 	const other = "01m82rq476dk3dzcatmcv2vmc5"
 	running, err := rollout.Begin(starting(rollout.Knobs{}, 4, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*rollout.Start) string{
-		"the new one":       func(s *rollout.Start) string { s.New.ID = rc.RevisionID(other, 9); return "web-r1 is of " + unit },
+		"the new one": func(s *rollout.Start) string {
+			s.New.ID = rc.RevisionID(other, 9)
+			return "web-r1 is of " + unit
+		},
 		"the new one alone": func(s *rollout.Start) string { s.New.ID = other; return "web-r9 of " + other },
 		"the first old one": func(s *rollout.Start) string {
 			s.Old[0].RC.ID = rc.RevisionID(other, 1)
 			return "web-r1 is of " + other
 		},
-		"the last old one":     func(s *rollout.Start) string { s.Old[1].RC.ID = other; return "web-r2 is of " + other },
-		"an old one, no ULID":  func(s *rollout.Start) string { s.Old[1].RC.ID = "r-1"; return "web-r2 is of r-1" },
-		"what runs before":     func(s *rollout.Start) string { s.PreDeploy.RC = rc.PreDeployID(other, 9); return "pre is of " + other },
-		"none is of the other": func(*rollout.Start) string { return "" },
+		"the last old one":    func(s *rollout.Start) string { s.Old[1].RC.ID = other; return "web-r2 is of " + other },
+		"an old one, no ULID": func(s *rollout.Start) string { s.Old[1].RC.ID = "r-1"; return "web-r2 is of r-1" },
+		"pre_deploy": func(s *rollout.Start) string {
+			s.PreDeploy.RC = rc.PreDeployID(other, 9)
+			return "pre is of " + other
+		},
+		"none": func(*rollout.Start) string { return "" },
 	} {
 		for _, begin := range []func(rollout.Start) (rollout.Started, error){
-			rollout.Begin, func(s rollout.Start) (rollout.Started, error) { return rollout.Retarget(running.Record, s) },
+			rollout.Begin, func(s rollout.Start) (rollout.Started, error) {
+				return rollout.Retarget(running.Record, s)
+			},
 		} {
 			s := starting(rollout.Knobs{}, 4, 4, 4)
 			s.PreDeploy = &rollout.PreDeploy{RC: rc.PreDeployID(unit, 9), Name: "pre"}
 			want := change(&s)
 			_, err := begin(s)
-			if want == "" && err != nil || want != "" && (!errors.Is(err, rollout.ErrRefused) || !strings.Contains(err.Error(), want)) {
+			if want == "" && err != nil ||
+				want != "" && (!errors.Is(err, rollout.ErrRefused) || !strings.Contains(err.Error(), want)) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 	}
 }
 
-// upgrading is the start of an upgrade in place of r1, with six pods.
+// upgrading returns the start of an upgrade in place of r1, with six pods.
 func upgrading(k rollout.Knobs, was *rc.InPlace, digest, next string) rollout.Start {
 	k.Strategy = rollout.InPlaceStrategy
 	s := starting(k, 6, 6)
@@ -149,7 +163,7 @@ func upgrading(k rollout.Knobs, was *rc.InPlace, digest, next string) rollout.St
 	return s
 }
 
-func TestUpgradeAfterOneThatWasGivenUp(t *testing.T) {
+func TestAnUpgradeContinuesAnAbandonedOne(t *testing.T) {
 	for _, tt := range []struct {
 		was          *rc.InPlace
 		digest, next string
@@ -175,8 +189,9 @@ func TestUpgradeAfterOneThatWasGivenUp(t *testing.T) {
 	}
 }
 
-// An upgrade of a group's own manifest knows what each group had, and goes back to that; the record of the rollout has counts alone.
-func TestUpgradeOfOneGroup(t *testing.T) {
+// An upgrade of a group's own manifest keeps the former manifest of the group for a rollback. The record of the rollout
+// has only counts.
+func TestAnUpgradeOfOneGroupKeepsItsFormerManifest(t *testing.T) {
 	start := upgrading(rollout.Knobs{}, nil, "d1", "d1")
 	role := start.New.ReplicaGroups[0].Role
 	start.Old[0].RC.GroupManifests = map[string]string{role: "g1"}
@@ -187,7 +202,8 @@ func TestUpgradeOfOneGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &rc.InPlace{From: "d1", FromGroups: map[string]string{role: "g1"}}
-	if got := started.RCs[0]; !cmp.Equal(want, got.InPlace) || got.ManifestOf(role) != "g2" || got.ReplicaGroups[0].Env["MODE"] != "new" {
+	if got := started.RCs[0]; !cmp.Equal(want, got.InPlace) || got.ManifestOf(role) != "g2" ||
+		got.ReplicaGroups[0].Env["MODE"] != "new" {
 		t.Errorf("%+v, %+v", got.InPlace, got)
 	}
 	if started.Record.Groups[0].Env != nil || started.Record.Revisions[0].Before[0].Env != nil {
@@ -195,7 +211,7 @@ func TestUpgradeOfOneGroup(t *testing.T) {
 	}
 }
 
-func TestMinimumOfAnUpgradeInPlace(t *testing.T) {
+func TestAnUpgradeInPlaceSetsTheMinimumOfItsKnobs(t *testing.T) {
 	for _, tt := range []struct {
 		k    rollout.Knobs
 		own  *int
@@ -218,8 +234,9 @@ func TestMinimumOfAnUpgradeInPlace(t *testing.T) {
 	}
 }
 
-// An upgrade that replaces another one goes back to what was there before both; one that replaces a way back, to what is there now.
-func TestUpgradeThatReplacesAnother(t *testing.T) {
+// If an upgrade replaces another upgrade, its rollback goes to the controller before both. If it replaces a rollback,
+// its rollback goes to the present controller.
+func TestAnUpgradeKeepsTheControllerBeforeTheReplacedOne(t *testing.T) {
 	first, err := rollout.Begin(upgrading(rollout.Knobs{}, nil, "d1", "d2"))
 	if err != nil {
 		t.Fatal(err)
@@ -241,7 +258,8 @@ func TestRescaleInPlaceKeepsTheOrderOfGroups(t *testing.T) {
 	w.old(1, 4, 2)
 	w.must(t, w.deployInPlace(rollout.Knobs{GroupOrder: []string{"spare"}}, "d2", nil))
 	w.rescale(3, 1)
-	if g := w.rcs[web1].ReplicaGroups; len(g) != 2 || g[0].Role != "main" || *g[0].Count != 3 || g[1].Role != "spare" || *g[1].Count != 1 {
+	if g := w.rcs[web1].ReplicaGroups; len(g) != 2 || g[0].Role != "main" || *g[0].Count != 3 || g[1].Role != "spare" ||
+		*g[1].Count != 1 {
 		t.Errorf("%+v", g)
 	}
 	if g := w.record.Groups; g[0].Role != "spare" || *g[0].Count != 1 {
@@ -249,13 +267,13 @@ func TestRescaleInPlaceKeepsTheOrderOfGroups(t *testing.T) {
 	}
 }
 
-func TestRescaleOfManyRevisions(t *testing.T) {
+func TestRescaleChangesTheOldRevision(t *testing.T) {
 	for _, tt := range []struct {
 		n, r1, r2 int
 		up        rev
 		want      []int
 	}{
-		{20, 5, 4, rev{has: 2}, []int{14, 4, 2}}, // the one that it came from makes up for the rest
+		{20, 5, 4, rev{has: 2}, []int{14, 4, 2}}, // the revision in effect gets the rest
 		{12, 5, 4, rev{has: 2, target: 3}, []int{5, 4, 2}},
 		{6, 5, 5, rev{has: 2}, []int{0, 4, 2}},
 		{6, 5, 5, rev{has: 2, target: 4}, []int{0, 2, 2}},
@@ -265,7 +283,8 @@ func TestRescaleOfManyRevisions(t *testing.T) {
 		if tt.up.target == 0 {
 			tt.up.target = none
 		}
-		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Planning, rollout.Update{Step: 1, Surge: 1}, 10, rev{has: tt.r1}, rev{has: tt.r2, abandoned: true}, tt.up)
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Planning, rollout.Update{Step: 1, Surge: 1}, 10,
+			rev{has: tt.r1}, rev{has: tt.r2, abandoned: true}, tt.up)
 		started, err := rollout.Rescale(rec, groupsOf(tt.n), obs, "ann")
 		if err != nil {
 			t.Fatal(err)
@@ -280,8 +299,8 @@ func TestRescaleOfManyRevisions(t *testing.T) {
 	}
 }
 
-// An old revision with other roles keeps them: what it lacks goes to the first.
-func TestRescaleOfOtherRoles(t *testing.T) {
+// An old revision with other roles keeps its roles. The first one gets the missing pods.
+func TestRescaleKeepsTheRolesOfTheOldRevision(t *testing.T) {
 	three := groupsOf(0, 0, 3)[2:]
 	for _, tt := range []struct {
 		before []rc.ReplicaGroup
@@ -295,7 +314,8 @@ func TestRescaleOfOtherRoles(t *testing.T) {
 		{groupsOf(4), three, groupsOf(3)},
 		{groupsOf(2, 1), groupsOf(3), groupsOf(2, 1)},
 	} {
-		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Planning, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4}, rev{dir: rollout.Up, target: none})
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Planning, rollout.Update{Step: 1, Surge: 1}, 4,
+			rev{has: 4}, rev{dir: rollout.Up, target: none})
 		rec.Revisions[0].Before, rec.Groups = tt.before, tt.groups
 		started, err := rollout.Rescale(rec, tt.groups, obs, "ann")
 		if err != nil {
@@ -303,6 +323,26 @@ func TestRescaleOfOtherRoles(t *testing.T) {
 		}
 		if diff := cmp.Diff(tt.want, started.Record.Revisions[0].Before); diff != "" {
 			t.Errorf("%v: %s", tt.groups, diff)
+		}
+	}
+}
+
+func TestTheOldestRevisionsExpireExceptTheOneInEffect(t *testing.T) {
+	for name, c := range map[string]struct {
+		revisions []int64
+		effect    int64
+		keep      int
+		want      []int64
+	}{
+		"the oldest":                   {[]int64{4, 2, 1, 3}, 4, 1, []int64{1, 2}},
+		"one in effect that is old":    {[]int64{1, 2, 3, 4}, 1, 2, []int64{2}},
+		"as many as are kept":          {[]int64{1, 2, 3}, 3, 2, nil},
+		"fewer than are kept":          {[]int64{1, 2}, 2, 5, nil},
+		"none is kept beside it":       {[]int64{1, 2, 3}, 2, 0, []int64{1, 3}},
+		"the one in effect is unknown": {[]int64{1, 2, 3}, 9, 1, []int64{1, 2}},
+	} {
+		if got := rollout.Expired(c.revisions, c.effect, c.keep); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
 }

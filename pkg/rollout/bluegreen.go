@@ -6,7 +6,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// blueGreen adds all new pods while they stand by, and then gives them the name of the service.
+// blueGreen adds all new pods as standby pods, and then gives them the name of the service.
 type blueGreen struct{ rolling }
 
 // Plan implements Strategy.
@@ -17,16 +17,12 @@ func (b blueGreen) Plan(w *Work) bool {
 	}
 	standing := slices.DeleteFunc(slices.Clone(downs), func(m *Member) bool { return !m.Standby })
 	named := slices.DeleteFunc(downs, func(m *Member) bool { return m.Standby })
-	downs = append(standing, named...) // those in the name give way last
-	old := 0
-	for _, m := range downs {
-		old += m.takes()
-	}
-	n := w.Record.Total()
-	more := within0(n, w.Record.Max()-w.staying()-old, up.takes())
+	downs = append(standing, named...) // pods under the name go last
+	n, old := w.Record.Total(), peakOf(downs)
+	more := growTo(n, w.Record.Max()-peakOf(w.In(Stay))-old, up.peak())
 	less := old
 	if more < n && more <= up.desired() {
-		if less = max(0, old-b.giveWay(w, downs)); less == old {
+		if less = max(0, old-b.removableStandby(w, downs)); less == old {
 			return false
 		}
 	}
@@ -34,9 +30,11 @@ func (b blueGreen) Plan(w *Work) bool {
 	return true
 }
 
-// giveWay returns how many old pods make room for the new ones: those that stand by for a rollout that was given up. Where such ones have to stay in the name, because
-// no more than the minimum serve, it is those that do not serve, of whichever revision. None do while something is unknown, or is on its way out already.
-func (blueGreen) giveWay(w *Work, downs []*Member) int {
+// removableStandby returns how many old pods must go before new ones can be added: the pods that stand by for a rollout
+// that was given up. If such pods must keep the service's name for the minimum, the idle pods of all old revisions go
+// instead. It returns 0 while a status is unknown, or while a revision has surplus pods, because these are about to
+// stop.
+func (blueGreen) removableStandby(w *Work, downs []*Member) int {
 	standing, idle, serving, stuck := 0, 0, 0, false
 	for _, m := range downs {
 		if m.Status == nil || m.living() > m.desired() {
@@ -55,20 +53,20 @@ func (blueGreen) giveWay(w *Work, downs []*Member) int {
 	return standing
 }
 
-// inService reports whether a controller's pods are under the service's name.
 func inService(r *rc.RC) bool { return r.Service == nil || !r.Service.Standby }
 
-// standsBy reports whether an old controller's pods stand by from the start of a rollout. With blue-green only those of the revision in effect keep the name, if they
-// have it: a service may have as many pods beside the new ones as that one has. A switch that was under way is taken back.
-func (s *Start) standsBy(r *rc.RC, kind string, effect int64) bool {
+// standsBy reports whether an old controller's pods stand by from the start. With blue-green, a service may have only
+// as many pods beside the new ones as the revision in effect has. So if that one has the name, it alone keeps it.
+func (s *Start) standsBy(r *rc.RC, strategy string, effect int64) bool {
 	serves := func(o Seen) bool { return revisionOf(o.RC) == effect && inService(&o.RC) }
-	return !inService(r) || kind == BlueGreenStrategy && revisionOf(*r) != effect && slices.ContainsFunc(s.Old, serves)
+	return !inService(r) ||
+		strategy == BlueGreenStrategy && revisionOf(*r) != effect && slices.ContainsFunc(s.Old, serves)
 }
 
-// switched reports whether all nodes have registered the new pods of blue-green under the service's name: the old ones leave it, or have left it.
+// switched reports whether all nodes have registered blue-green's new pods under the service's name.
 func (r *Record) switched() bool {
 	up := r.Upward()
-	return r.Strategy == BlueGreenStrategy && !r.GoesBack() && r.Phase != Joining && up != nil && !up.Standby
+	return r.Strategy == BlueGreenStrategy && !r.RollsBack() && r.Phase != Joining && up != nil && !up.Standby
 }
 
 // Next implements Strategy.
@@ -86,14 +84,14 @@ func (b blueGreen) Next(w *Work) Phase {
 	}
 }
 
-// join takes the new revision into the service. Nothing restarts. It reports whether all nodes have confirmed it.
+// join gives the new revision the service's name. No process restarts. It reports whether all nodes have confirmed
+// that.
 func (w *Work) join() bool {
 	up := w.Upward()
 	up.Standby = false
 	return up.standbyAsRead(false) && IsStageScaleUpReady(up.up(), up.Revision)
 }
 
-// leave takes the old revisions out of it. It reports whether all nodes have confirmed it.
 func (w *Work) leave() bool {
 	all := true
 	for _, m := range w.In(Down) {
@@ -103,7 +101,7 @@ func (w *Work) leave() bool {
 	return all
 }
 
-// standbyAsRead reports whether the controller's status speaks of pods that stand by, or do not.
+// standbyAsRead reports whether the controller that was read, and so its status, has the given Standby.
 func (m *Member) standbyAsRead(standby bool) bool {
 	return m.read.Service != nil && m.read.Service.Standby == standby
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// A service has its pods twice while others stand by, and no more often: what was given up makes room for what replaces it.
+// A service has at most twice its pods: the pods of the abandoned revision stop before pods of the next revision are
+// added.
 func TestRetargetOfBlueGreenTakesTheAbandonedDownFirst(t *testing.T) {
 	w := traced(t)
 	w.old(1, 3)
@@ -35,7 +36,7 @@ func TestRetargetOfBlueGreenTakesTheAbandonedDownFirst(t *testing.T) {
 	w.has(t, map[string]int{web1: 0, web3: 3})
 }
 
-func TestBlueGreenAfterAnAbortTakesWhatStandsByDownFirst(t *testing.T) {
+func TestBlueGreenAfterAnAbortRemovesStandbyPodsFirst(t *testing.T) {
 	w := traced(t)
 	w.old(1, 3)
 	k := rollout.Knobs{Strategy: rollout.BlueGreenStrategy}
@@ -51,7 +52,7 @@ func TestBlueGreenAfterAnAbortTakesWhatStandsByDownFirst(t *testing.T) {
 	w.has(t, map[string]int{web1: 3, web2: 0, web3: 3})
 }
 
-func TestRescaleOfARetargetedBlueGreen(t *testing.T) {
+func TestRescaleOfARetargetedBlueGreenDoublesTheBound(t *testing.T) {
 	w := traced(t)
 	w.old(1, 3)
 	k := rollout.Knobs{Strategy: rollout.BlueGreenStrategy}
@@ -68,12 +69,15 @@ func TestRescaleOfARetargetedBlueGreen(t *testing.T) {
 	w.has(t, map[string]int{web1: 0, web2: 0, web3: 4})
 }
 
-// switching takes a rollout of the service, whose pods are in r1, to a phase of the switch to r2.
+// switching takes a rollout from r1 to a phase of the switch to r2.
 func switching(t *testing.T, p rollout.Phase) *world {
 	t.Helper()
 	w := traced(t)
 	w.old(1, 3)
-	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy, KeepOld: ptr(field.Duration(time.Hour))}, 2, 3))
+	w.must(t, w.deploy(rollout.Knobs{
+		Strategy: rollout.BlueGreenStrategy,
+		KeepOld:  ptr(field.Duration(time.Hour)),
+	}, 2, 3))
 	w.settles(t, rollout.WaitingForPromote)
 	w.ask(rollout.PromoteVerb)
 	for rounds := 0; w.record.Phase != p; rounds++ {
@@ -91,15 +95,20 @@ func switching(t *testing.T, p rollout.Phase) *world {
 	return w
 }
 
-// A retarget while the name is switched: there are never more than two sets of pods, and the revision that all nodes had under the name
-// keeps it until the new one has it. It is what a rollback goes back to.
-func TestRetargetWhileTheNameIsSwitched(t *testing.T) {
-	for phase, keeps := range map[rollout.Phase]string{rollout.Joining: web1, rollout.Leaving: web2, rollout.Keeping: web2} {
+// After a retarget during the switch the service has at most twice its pods. The revision that had the name on all
+// nodes keeps it until the new revision has it. A rollback goes back to that revision.
+func TestARetargetDuringTheSwitchKeepsTheName(t *testing.T) {
+	for phase, keeps := range map[rollout.Phase]string{
+		rollout.Joining: web1, rollout.Leaving: web2, rollout.Keeping: web2,
+	} {
 		for _, sick := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, sick %v", phase, sick), func(t *testing.T) {
 				w := switching(t, phase)
 				w.sick["d3"] = sick
-				w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy, StageTimeout: ptr(field.Duration(time.Minute))}, 3, 3))
+				w.must(t, w.deploy(rollout.Knobs{
+					Strategy:     rollout.BlueGreenStrategy,
+					StageTimeout: ptr(field.Duration(time.Minute)),
+				}, 3, 3))
 				if most := w.record.Max(); most != 6 {
 					t.Errorf("at most %d pods, want 6", most)
 				}
@@ -124,9 +133,11 @@ func TestRetargetWhileTheNameIsSwitched(t *testing.T) {
 	}
 }
 
-// The same where the rollout was aborted in the middle of the switch.
-func TestBlueGreenAfterAnAbortOfTheSwitch(t *testing.T) {
-	for phase, keeps := range map[rollout.Phase]string{rollout.Joining: web1, rollout.Leaving: web2, rollout.Keeping: web2} {
+// The same holds if the rollout was aborted during the switch.
+func TestAnAbortDuringTheSwitchKeepsTheName(t *testing.T) {
+	for phase, keeps := range map[rollout.Phase]string{
+		rollout.Joining: web1, rollout.Leaving: web2, rollout.Keeping: web2,
+	} {
 		w := switching(t, phase)
 		w.ask(rollout.AbortVerb)
 		w.settles(t, rollout.Aborted)
@@ -144,8 +155,8 @@ func TestBlueGreenAfterAnAbortOfTheSwitch(t *testing.T) {
 	}
 }
 
-// A service of which nobody knows what is in effect, and whose pods all stand by: the revision with the most of them is.
-func TestBlueGreenWhereAllStandBy(t *testing.T) {
+// If no revision is known to be in effect, and all pods stand by, the revision with the most pods is in effect.
+func TestIfAllStandByTheLargestRevisionIsInEffect(t *testing.T) {
 	w := traced(t)
 	for rev, n := range map[int64]int{1: 2, 2: 3, 4: 1} {
 		w.old(rev, n)
@@ -161,8 +172,8 @@ func TestBlueGreenWhereAllStandBy(t *testing.T) {
 	}
 }
 
-// The switch cannot be taken back where the pods that had the name do not serve: they are those that make room.
-func TestATakenBackSwitchIsNotStuck(t *testing.T) {
+// If the pods that had the name are not available, the switch cannot be undone, and these pods stop first.
+func TestASwitchOfPodsThatDoNotServeIsNotStuck(t *testing.T) {
 	w := switching(t, rollout.Joining)
 	w.sick["d1"] = true
 	for _, p := range w.podsOf(web1) {
@@ -177,8 +188,8 @@ func TestATakenBackSwitchIsNotStuck(t *testing.T) {
 	w.has(t, map[string]int{web1: 0, web2: 0, web3: 3})
 }
 
-// Other counts in mid-course leave the bound at two sets of pods, as large as the larger of both.
-func TestRescaleAfterATakenBackSwitch(t *testing.T) {
+// After other counts, the bound is the sum of the new count and the larger of both counts.
+func TestRescaleAfterAReversedSwitchLimitsThePods(t *testing.T) {
 	w := switching(t, rollout.Joining)
 	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 3, 3))
 	w.rescale(2)
@@ -189,8 +200,8 @@ func TestRescaleAfterATakenBackSwitch(t *testing.T) {
 	w.has(t, map[string]int{web1: 2, web3: 2})
 }
 
-// New pods that stand by replace no old ones yet: with other counts the service still has as many under its name.
-func TestRescaleWhileNewPodsStandBy(t *testing.T) {
+// New pods that stand by replace no old pods yet: after other counts, the old revision has all pods under the name.
+func TestRescaleCountsNoNewPodsThatStandBy(t *testing.T) {
 	for _, n := range []int{2, 5} {
 		w := traced(t)
 		w.old(1, 3)
@@ -210,8 +221,8 @@ func TestRescaleWhileNewPodsStandBy(t *testing.T) {
 	}
 }
 
-// A rollback that is paused goes back to where it goes back to, also for a rollout that replaces it.
-func TestRetargetOfAPausedRollback(t *testing.T) {
+// If a rollout replaces a paused rollback, the goal of the rollback is the revision in effect.
+func TestARetargetOfAPausedRollbackKeepsItsGoal(t *testing.T) {
 	for _, strategy := range []string{rollout.BlueGreenStrategy, rollout.AvailabilityStrategy} {
 		w := traced(t)
 		w.old(1, 3)
@@ -234,17 +245,19 @@ func TestRetargetOfAPausedRollback(t *testing.T) {
 	}
 }
 
-// Whoever has the name keeps it where what is in effect stands by: nobody else would have it.
-func TestBlueGreenLeavesTheNameToWhoHasIt(t *testing.T) {
+// If the revision in effect stands by, the revision that has the name keeps it. Otherwise no pod would have it.
+func TestBlueGreenLeavesTheNameToTheRevisionThatHasIt(t *testing.T) {
 	w := traced(t)
 	w.old(1, 3)
 	w.old(2, 3)
 	w.rcs[web1].Service.Standby = true
 	w.must(t, w.start(rollout.Start{
-		ID: "R3", Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, InEffect: 1,
+		ID: "R3", Service: "web", By: "ann", Now: w.now, Epoch: w.epoch,
+		Knobs: rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, InEffect: 1,
 		New: rc.RC{
-			ID: web3, Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(3), Strategy: rc.Dynamic, Generation: 1,
-			Service: &rc.Service{Name: "web", Revision: 3},
+			ID: web3, Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(3), Strategy: rc.Dynamic,
+			Generation: 1,
+			Service:    &rc.Service{Name: "web", Revision: 3},
 		},
 	}))
 	for _, v := range w.record.Revisions {
@@ -254,7 +267,7 @@ func TestBlueGreenLeavesTheNameToWhoHasIt(t *testing.T) {
 	}
 }
 
-// The first deployment of a service waits for promote as any other does.
+// The first deployment of a service waits for promote like every other.
 func TestTheFirstRevisionWaitsForPromote(t *testing.T) {
 	for strategy, pods := range map[string]int{rollout.CanaryStrategy: 1, rollout.BlueGreenStrategy: 3} {
 		w := traced(t)

@@ -1,6 +1,6 @@
 package rollout
 
-// Bounds are the least and the most pods that a revision has. nil: no such bound.
+// Bounds are the least and the most pods of a revision; nil: no such bound.
 type Bounds struct {
 	Min *int `json:"min"`
 	Max *int `json:"max"`
@@ -8,8 +8,8 @@ type Bounds struct {
 
 func bounds(least, most int) Bounds { return Bounds{&least, &most} }
 
-// Count returns how many pods a revision gets: its target within the bounds, or without one the nearest number to what it has. There is no
-// autoscaler that would choose between 0 and 1, so {0, 1} is 0.
+// Count returns a revision's pods: its target, or without one its present number, within the bounds. No autoscaler
+// chooses between 0 and 1, so the bounds {0, 1} mean 0.
 func (b Bounds) Count(target *int, has int) int {
 	if b.Min != nil && b.Max != nil && *b.Min == 0 && *b.Max == 1 {
 		return 0
@@ -27,17 +27,18 @@ func (b Bounds) Count(target *int, has int) int {
 	return n
 }
 
-// BoundsForRevUp returns the bounds of a revision that grows: before it holds all of the service, its minimum does not ask for more than the stage.
+// BoundsForRevUp returns the bounds of a revision that grows. Until it has 100 percent, its minimum is at most the
+// stage's target.
 func BoundsForRevUp(v *Revision) Bounds {
 	full := v.Percent != nil && *v.Percent == 100
 	if v.Target == nil || v.Min == nil || full {
 		return Bounds{v.Min, v.Max}
 	}
-	least := min(*v.Target, *v.Min)
-	return Bounds{&least, v.Max}
+	return Bounds{new(min(*v.Target, *v.Min)), v.Max}
 }
 
-// BoundsForRevDown returns the bounds of a revision that shrinks. They stay as they are until the new revision is ready; one without a share goes.
+// BoundsForRevDown returns the bounds of a revision that shrinks. They do not change until the new revision is ready.
+// Without a percent it gets 0 pods.
 func BoundsForRevDown(v *Revision, current Bounds, scaleUpReady bool) Bounds {
 	switch {
 	case !scaleUpReady:
@@ -51,18 +52,17 @@ func BoundsForRevDown(v *Revision, current Bounds, scaleUpReady bool) Bounds {
 	case v.Min != nil && *v.Target < *v.Min:
 		return Bounds{v.Target, v.Target}
 	case v.Max != nil:
-		most := min(*v.Target, *v.Max)
-		return Bounds{v.Min, &most}
+		return Bounds{v.Min, new(min(*v.Target, *v.Max))}
 	default:
 		return Bounds{v.Min, nil}
 	}
 }
 
-// Scale is how many pods a revision asks for and has. For a revision that grows, Actual is what is available; for one that shrinks, what is placed, stops,
-// or is left elsewhere.
+// Scale is how many pods a revision asks for and has. For one that grows, Actual is its available pods, else all its
+// copies: placed, stopping, and ghosts.
 type Scale struct{ Desired, Actual int }
 
-// IsStageScaleUpReady reports whether a revision has grown as far as the stage asks. has is nil where no status counts: what is unknown is not ready.
+// IsStageScaleUpReady reports whether a revision has grown as the stage asks. has is nil without a status.
 func IsStageScaleUpReady(has *Scale, v *Revision) bool {
 	switch {
 	case has == nil:
@@ -81,7 +81,7 @@ func within(n int, v *Revision) bool {
 	return (v.Min == nil || n >= *v.Min) && (v.Max == nil || n <= *v.Max)
 }
 
-// IsStageScaleDownReady reports whether a revision has shrunk as far as the stage asks.
+// IsStageScaleDownReady is IsStageScaleUpReady for a revision that shrinks.
 func IsStageScaleDownReady(has *Scale, v *Revision) bool {
 	if has == nil {
 		return false
@@ -93,8 +93,8 @@ func IsStageScaleDownReady(has *Scale, v *Revision) bool {
 	return most == nil || has.Desired <= *most && has.Actual <= *most
 }
 
-// StageReplicas returns by how many replicas a stage changes a revision that has the given number of them and holds percent of the service, where a
-// stage is ratio percent of the service. At least one; all of them where it holds nothing.
+// StageReplicas returns how many of a revision's replicas a stage changes, at least one. percent is the revision's
+// share of the service, and ratio the stage's share, both in percent. If percent is 0, the stage changes all.
 func StageReplicas(replicas, percent, ratio int) int {
 	if percent <= 0 {
 		return max(1, replicas)
@@ -102,7 +102,8 @@ func StageReplicas(replicas, percent, ratio int) int {
 	return max(1, replicas*ratio/percent)
 }
 
-// StagePercent returns how many percent of the service a stage of so many replicas moves away from a revision that holds percent with its replicas.
+// StagePercent returns the percentage of the service that a stage changes. stage is how many replicas of a revision it
+// changes, and percent is the revision's share of the service.
 func StagePercent(stage, replicas, percent int) int {
 	if replicas <= 0 {
 		return percent

@@ -70,7 +70,8 @@ func TestBoundsForRevDown(t *testing.T) {
 		{50, 5, 5, none, true, [2]int{5, none}},
 	} {
 		v := &rollout.Revision{Target: opt(tt.target), Percent: opt(tt.percent), Min: opt(tt.least), Max: opt(tt.most)}
-		if got := shown(rollout.BoundsForRevDown(v, rollout.Bounds{Min: ptr(7), Max: ptr(9)}, tt.ready)); got != tt.want {
+		current := rollout.Bounds{Min: ptr(7), Max: ptr(9)}
+		if got := shown(rollout.BoundsForRevDown(v, current, tt.ready)); got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
 		}
 	}
@@ -124,11 +125,12 @@ func TestStageScaleUpIsReady(t *testing.T) {
 		{9, 9, none, none, none, true},
 	} {
 		v := &rollout.Revision{Target: opt(tt.target), Min: opt(tt.least), Max: opt(tt.most)}
-		if got := rollout.IsStageScaleUpReady(&rollout.Scale{Desired: tt.desired, Actual: tt.actual}, v); got != tt.want {
+		scale := rollout.Scale{Desired: tt.desired, Actual: tt.actual}
+		if got := rollout.IsStageScaleUpReady(&scale, v); got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
 		}
 		if rollout.IsStageScaleUpReady(nil, v) {
-			t.Errorf("%+v: what is unknown is ready", tt)
+			t.Errorf("%+v: it is ready without a status", tt)
 		}
 	}
 }
@@ -148,11 +150,12 @@ func TestStageScaleDownIsReady(t *testing.T) {
 		{10, 10, none, none, true},
 	} {
 		v := &rollout.Revision{Target: opt(tt.target), Max: opt(tt.most)}
-		if got := rollout.IsStageScaleDownReady(&rollout.Scale{Desired: tt.desired, Actual: tt.actual}, v); got != tt.want {
+		scale := rollout.Scale{Desired: tt.desired, Actual: tt.actual}
+		if got := rollout.IsStageScaleDownReady(&scale, v); got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
 		}
 		if rollout.IsStageScaleDownReady(nil, v) {
-			t.Errorf("%+v: what is unknown is ready", tt)
+			t.Errorf("%+v: it is ready without a status", tt)
 		}
 	}
 }
@@ -165,8 +168,8 @@ func TestStageArithmetic(t *testing.T) {
 		{8, 80, 20, 2, 20},
 		{10, 100, 100, 10, 100},
 		{10, 100, 1, 1, 10},
-		{5, 50, 100, 10, 50}, // no more than it has
-		{0, 50, 10, 1, 50},   // nothing there: all of its share goes at once
+		{5, 50, 100, 10, 50}, // at most the percent that it has
+		{0, 50, 10, 1, 50},   // no replicas: its whole percent goes at once
 		{7, 0, 10, 7, 0},
 		{0, 0, 10, 1, 0},
 	} {

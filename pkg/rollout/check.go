@@ -9,21 +9,22 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// maxSurge bounds the surge of a rollout, so that what a service may have in all stays within rc.MaxPods.
+// maxSurge keeps all pods of a service together at or below rc.MaxPods.
 const maxSurge = rc.MaxPods - rc.MaxReplicas
 
-// Check reports why a stored record cannot be acted on. Decide relies on it: a record that passes makes it neither
-// panic nor overflow. Unknown fields are fine: a newer version may have written it.
+// Check returns an error if a stored record cannot be used. If it passes, Decide neither panics nor overflows. A newer
+// version may have written the record, so unknown fields are fine.
 func (r *Record) Check() error {
 	switch {
 	case r.ID == "" || r.Service == "":
 		return errors.New("the rollout has no id or no service")
 	case StrategyFor(r.Strategy) == nil:
-		return fmt.Errorf("the rollout has the strategy %q; allowed: %s", r.Strategy, field.Few(StrategyNames(), 10, ", "))
+		return fmt.Errorf("the rollout has the strategy %q; allowed: %s",
+			r.Strategy, field.Few(StrategyNames(), 10, ", "))
 	case !slices.Contains([]State{Progressing, Paused, WaitingForPromote, RollingBack, Failed, Done, Aborted}, r.State):
 		return fmt.Errorf("the rollout has the state %q", r.State)
 	case r.State == Paused && r.Resume != Progressing && r.Resume != RollingBack:
-		return fmt.Errorf("the rollout is paused and would go back to the state %q", r.Resume)
+		return fmt.Errorf("the rollout is paused and would resume in the state %q", r.Resume)
 	case r.State == WaitingForPromote && r.Phase != Promoting:
 		return fmt.Errorf("the rollout waits for promote in the phase %q", r.Phase)
 	case len(r.Revisions) == 0:
@@ -47,10 +48,11 @@ func (r *Record) Check() error {
 		return err
 	}
 	if r.PreDeploy != nil && rc.UnitOf(r.PreDeploy.RC) != r.Unit() {
-		return fmt.Errorf("the rollout names %q as the controller that runs before it, which is not of its unit", r.PreDeploy.RC)
+		return fmt.Errorf("the rollout names %q as its pre_deploy controller, which is of another unit", r.PreDeploy.RC)
 	}
 	errs := r.Update.validate()
-	field.CheckRange(&errs, "update.keep", r.Update.Keep, 0, rc.MaxReplicas-r.Total()) // the service had no more
+	// replicas and kept pods together are at most MaxReplicas
+	field.CheckRange(&errs, "update.keep", r.Update.Keep, 0, rc.MaxReplicas-r.Total())
 	errs.Nest("knobs", r.Knobs.Validate())
 	field.CheckRange(&errs, "stage", r.Stage, 0, rc.MaxPods)
 	field.CheckRange(&errs, "stages", r.Stages, 0, rc.MaxPods)
@@ -62,8 +64,7 @@ func (r *Record) Check() error {
 	return errs.Err()
 }
 
-// planned reports whether a stage is under way, so that each revision which moves has a target. A rollout that was
-// turned round has none until its next stage is planned.
+// planned reports whether the stage is planned in this phase. Then each revision that moves has a target.
 func (p Phase) planned() bool {
 	return p != PreDeploying && p != BeforeStage && p != Planning
 }
@@ -84,12 +85,12 @@ func (r *Record) checkRevisions() error {
 		case v.Target == nil && v.Direction != Stay && r.Phase.planned():
 			return fmt.Errorf("the rollout has no target for %s, and is in the phase %q", v.Name, r.Phase)
 		case len(v.Before) == 0:
-			return fmt.Errorf("the rollout does not say what %s had before it", v.Name)
+			return fmt.Errorf("the rollout does not have the groups of %s before it", v.Name)
 		}
 		if err := rc.CheckGroups(v.Before); err != nil {
-			return fmt.Errorf("what %s had before the rollout: %w", v.Name, err)
+			return fmt.Errorf("groups of %s before the rollout: %w", v.Name, err)
 		}
-		most := rc.MaxPods // copies that stop count for those that go down
+		most := rc.MaxPods // for a revision that goes down this includes copies that stop
 		if r.Strategy == InPlaceStrategy {
 			most = rc.MaxReplicas
 		}
@@ -107,24 +108,24 @@ func (r *Record) checkRevisions() error {
 	return nil
 }
 
-func (v *Revision) checkBounds(most int) error {
+func (r *Revision) checkBounds(most int) error {
 	var errs field.Errors
 	check := func(path string, n *int) {
 		if n != nil {
 			field.CheckRange(&errs, path, *n, 0, most)
 		}
 	}
-	check("target", v.Target)
-	check("min", v.Min)
-	check("max", v.Max)
-	if b := v.Bounds; b != nil {
+	check("target", r.Target)
+	check("min", r.Min)
+	check("max", r.Max)
+	if b := r.Bounds; b != nil {
 		check("bounds.min", b.Min)
 		check("bounds.max", b.Max)
 	}
 	return errs.Err()
 }
 
-// validate records numbers that no knobs give.
+// validate finds numbers that cannot come from valid knobs.
 func (u *Update) validate() field.Errors {
 	var errs field.Errors
 	field.CheckRange(&errs, "ratio", u.Ratio, 0, 100)

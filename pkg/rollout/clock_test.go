@@ -8,12 +8,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// A clock that is an hour ahead times out no stage that this process has not watched for as long.
-func TestAClockThatIsAheadTimesNothingOut(t *testing.T) {
+// A clock that is an hour ahead times out no stage that this process has watched for less than the timeout.
+func TestAClockThatIsAheadTimesNoStageOut(t *testing.T) {
 	t.Parallel()
 	const timeout = time.Minute
 	for watched, fails := range map[time.Duration]bool{0: false, timeout - time.Second: false, timeout: true} {
-		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1, StageTimeout: field.Duration(timeout)}, 4,
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving,
+			rollout.Update{Step: 1, Surge: 1, StageTimeout: field.Duration(timeout)}, 4,
 			rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 2, target: 2, away: 1})
 		rec.Progress, obs.Now, obs.Watched = 100, t0.Add(time.Hour), &watched
 		d := rollout.Decide(rec, obs)
@@ -26,13 +27,19 @@ func TestAClockThatIsAheadTimesNothingOut(t *testing.T) {
 	}
 }
 
-// A clock that is an hour ahead ends no program before the first stage that this process has not watched for its time.
+// A clock that is an hour ahead ends no pre_deploy that this process has watched for less than its timeout.
 func TestAClockThatIsAheadEndsNoPreDeploy(t *testing.T) {
 	t.Parallel()
-	for watched, fails := range map[time.Duration]bool{0: false, rollout.PreDeployTimeout - time.Second: false, rollout.PreDeployTimeout: true} {
-		rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4, target: 0}, rev{dir: rollout.Up, target: 4})
-		rec.Stage, rec.PreDeploy = 0, &rollout.PreDeploy{RC: webPre, Name: "web-pre", Until: t0.Add(rollout.PreDeployTimeout)}
-		obs.Now, obs.Watched, obs.PreDeploy = t0.Add(rollout.PreDeployTimeout+time.Hour), &watched, &rollout.PreDeployed{}
+	for watched, fails := range map[time.Duration]bool{
+		0: false, rollout.PreDeployTimeout - time.Second: false, rollout.PreDeployTimeout: true,
+	} {
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4,
+			rev{has: 4, target: 0}, rev{dir: rollout.Up, target: 4})
+		rec.Stage, rec.PreDeploy = 0, &rollout.PreDeploy{
+			RC: webPre, Name: "web-pre", Until: t0.Add(rollout.PreDeployTimeout),
+		}
+		obs.Now, obs.Watched, obs.PreDeploy = t0.Add(rollout.PreDeployTimeout+time.Hour), &watched,
+			&rollout.PreDeployed{}
 		d := rollout.Decide(rec, obs)
 		if failed := d.Record.State == rollout.Failed; failed != fails {
 			t.Errorf("watched for %s: %s %q", watched, d.Record.State, d.Record.Reason)
@@ -43,9 +50,8 @@ func TestAClockThatIsAheadEndsNoPreDeploy(t *testing.T) {
 	}
 }
 
-// Times of a record that lie in the future, because the clock of an earlier runner was wrong, are replaced by now,
-// once.
-func TestTimesAheadInARolloutAreReplacedOnce(t *testing.T) {
+// Times of a record that lie in the future, because the clock of a former owner was wrong, are replaced once by now.
+func TestFutureTimesOfARolloutAreReplacedOnce(t *testing.T) {
 	t.Parallel()
 	now := t0.Add(time.Minute)
 	for name, set := range map[string]func(r *rollout.Record, at time.Time) (want time.Time){
@@ -65,18 +71,23 @@ func TestTimesAheadInARolloutAreReplacedOnce(t *testing.T) {
 	} {
 		read := func(r *rollout.Record) time.Time {
 			return map[string]time.Time{
-				"started_at": r.StartedAt, "stage_since": r.StageSince, "progress_at": r.ProgressAt, "waiting_since": at(r.WaitingSince),
+				"started_at": r.StartedAt, "stage_since": r.StageSince, "progress_at": r.ProgressAt,
+				"waiting_since":    at(r.WaitingSince),
 				"pre_deploy.until": until(r.PreDeploy), "gate.next_at": nextAt(r.Gate),
 			}[name]
 		}
-		for ahead, replaced := range map[time.Duration]bool{time.Hour: true, field.ClockError + 1: true, field.ClockError: false} {
-			rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 2, target: 2, away: 1})
+		for ahead, replaced := range map[time.Duration]bool{
+			time.Hour: true, field.ClockError + 1: true, field.ClockError: false,
+		} {
+			rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
+				rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 2, target: 2, away: 1})
 			rec.Progress, obs.Now = 100, now
-			rec.State, rec.Resume = rollout.Paused, rollout.Progressing // so that nothing else changes it
+			rec.State, rec.Resume = rollout.Paused, rollout.Progressing // while it is paused, nothing else changes it
 			want := set(&rec, now.Add(ahead))
 			before := read(&rec)
 			d := rollout.Decide(rec, obs)
-			if got := read(&d.Record); replaced && !got.Equal(want) || !replaced && !got.Equal(before) || d.Write != replaced {
+			if got := read(&d.Record); replaced && !got.Equal(want) || !replaced && !got.Equal(before) ||
+				d.Write != replaced {
 				t.Errorf("%s, %s ahead: %s, want %s; written %t", name, ahead, got, want, d.Write)
 			}
 			if d = rollout.Decide(d.Record, obs); d.Write {

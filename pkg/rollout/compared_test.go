@@ -6,8 +6,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// What a rolling update of p2 takes and adds at once, given what is healthy, is what a stage does that stops old pods
-// first and has no size of its own. Rows with ours differ on purpose: docs/deploying.md says why.
+// A stage that stops old pods first and has no step removes and adds as many pods as a rolling update of p2 does. Rows
+// with ours differ on purpose: docs/deploying.md has the reasons.
 func TestStagesComparedWithRollingUpdates(t *testing.T) {
 	type step struct{ remove, add int }
 	for _, tt := range []struct {
@@ -16,7 +16,7 @@ func TestStagesComparedWithRollingUpdates(t *testing.T) {
 		next, newAvailable int
 		n, least           int
 		want               step
-		ours               *step // nil: the same
+		ours               *step // nil: like want
 	}{
 		{"grows from nothing", 0, 0, 0, 0, 3, 2, step{0, 1}, &step{0, 3}},
 		{"grows from nothing, has begun", 0, 0, 1, 1, 3, 2, step{0, 1}, &step{0, 2}},

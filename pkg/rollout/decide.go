@@ -9,38 +9,35 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// patience is how long what cannot be read, or is asked again, waits for the next look.
-const patience = 5 * time.Second
+const recheckAfter = 5 * time.Second
 
-// Decide returns what follows from a record and what was read. It asks for nothing twice: given the outcome of its own decision it changes nothing
-// until something else has changed. The record must have passed Check.
+// Decide returns the decision that follows from a record that has passed Check, and from what was read.
 func Decide(rec Record, obs Observed) Decision {
 	w := newWork(rec, obs)
-	w.readRight()
+	w.correctFutureTimes()
 	if !w.Record.State.Ended() {
-		w.answer()
+		w.handleRequest()
 	}
 	if !w.Record.State.Ended() && !w.isBlocked() {
 		w.recount()
-		w.dress()
-		for range 32 { // phases that follow each other at once
-			if w.Record.State.Ended() || !(stage{w}.advance()) {
+		w.setServiceFields()
+		for range 32 { // several phases can follow at once
+			if w.Record.State.Ended() || (stage{w}).advance() == halt {
 				break
 			}
 		}
 		if !w.Record.State.Ended() {
-			w.dress()
+			w.setServiceFields()
 		}
 	}
 	return w.finish(&rec)
 }
 
-// finish collects the decision.
 func (w *Work) finish(read *Record) Decision {
 	w.d.Record = *w.Record
 	w.d.Ended = w.Record.State.Ended()
 	w.d.Write = w.d.Ended || !reflect.DeepEqual(*read, *w.Record)
-	if w.d.Ended && w.d.InEffect == 0 { // the controllers stay as they are
+	if w.d.Ended && w.d.InEffect == 0 { // the controllers are not changed
 		for _, m := range w.Members {
 			m.Ctrl, m.bump = field.Copy(m.read), false
 		}
@@ -49,20 +46,20 @@ func (w *Work) finish(read *Record) Decision {
 	return w.d
 }
 
-// end ends the rollout. inEffect is the revision whose pods make the service now, 0 for none.
+// end ends the rollout. inEffect is the revision whose pods make up the service, 0 for none.
 func (w *Work) end(s State, reason string, inEffect int64) {
 	w.Record.State, w.Record.Reason, w.Record.Request, w.Record.Gate = s, reason, nil, nil
 	w.d.InEffect = inEffect
-	w.audit("rollout %s of %s: %s%s", w.Record.ID, w.Record.Service, s, after(": ", reason))
+	w.audit(": %s%s", s, prefixed(": ", reason))
 	if w.Record.PreDeploy != nil {
 		w.d.Delete = append(w.d.Delete, w.Record.PreDeploy.RC)
 	}
 	if s == Failed {
-		w.alert("the rollout of %s has failed%s", w.Record.Service, after(": ", reason))
+		w.alert("the rollout of %s has failed%s", w.Record.Service, prefixed(": ", reason))
 	}
 }
 
-func after(mark, text string) string {
+func prefixed(mark, text string) string {
 	if text == "" {
 		return ""
 	}
@@ -76,8 +73,7 @@ func (w *Work) alert(format string, args ...any) {
 	w.d.Alert += fmt.Sprintf(format, args...)
 }
 
-// answer carries out what an operator asks for.
-func (w *Work) answer() {
+func (w *Work) handleRequest() {
 	q, r := w.Record.Request, w.Record
 	if q == nil {
 		return
@@ -85,34 +81,35 @@ func (w *Work) answer() {
 	r.Request = nil
 	switch {
 	case q.Verb == AbortVerb:
-		w.end(Aborted, w.because("aborted by "+q.By), 0)
+		w.end(Aborted, w.withCause("aborted by "+q.By), 0)
 		return
 	case q.Verb == PauseVerb && (r.State == Progressing || r.State == RollingBack || r.State == WaitingForPromote):
 		w.pause("paused by " + q.By)
 	case q.Verb == ResumeVerb && r.State == Paused:
 		r.State, r.Resume, r.Reason, r.ProgressAt, r.Gate = r.Resume, "", "", w.Now(), nil
 	case q.Verb == ResumeVerb && r.BlockedReason != "":
-		w.adopt()
+		w.acceptRestored()
 	case q.Verb == PromoteVerb && r.State == WaitingForPromote:
 		up, why := w.Upward(), "the new controller is gone, or cannot be read"
 		if up != nil {
-			why = up.lacks()
+			why = up.waitsFor()
 		}
 		if why != "" && (up == nil || !q.Force) {
-			w.audit("rollout %s of %s: %s asked to promote it, which is refused: %s", r.ID, r.Service, q.By, why)
+			w.audit(": %s asked to promote it, which is refused: %s", q.By, why)
 			return
 		}
 		w.promote("promoted by " + q.By)
-	case q.Verb == RollbackVerb && w.unread() != "": // it may be that to go back to
-		w.audit("rollout %s of %s: %s asked to %s it, which cannot be while a controller cannot be read", r.ID, r.Service, q.By, q.Verb)
+	// the unreadable controller may be of the revision to go back to
+	case q.Verb == RollbackVerb && w.unreadable() != "":
+		w.audit(": %s asked to %s it, which is refused: a controller cannot be read", q.By, q.Verb)
 		return
 	case q.Verb == RollbackVerb && r.State != RollingBack && r.Resume != RollingBack && r.BlockedReason == "":
-		stage{w}.rollback(w.because("rolled back by " + q.By))
+		stage{w}.rollback(w.withCause("rolled back by " + q.By))
 	default:
-		w.audit("rollout %s of %s: %s asked to %s it, which means nothing while it is %s", r.ID, r.Service, q.By, q.Verb, r.State)
+		w.audit(": %s asked to %s it, which is refused: it is %s", q.By, q.Verb, r.State)
 		return
 	}
-	w.audit("rollout %s of %s: %s by %s", r.ID, r.Service, q.Verb, q.By)
+	w.audit(": %s by %s", q.Verb, q.By)
 }
 
 func (w *Work) promote(why string) {
@@ -121,9 +118,9 @@ func (w *Work) promote(why string) {
 	r.Phase = Promoting
 }
 
-// adopt goes on in a world that has come back, although pods run as they were found: each controller gets another generation, which lets its owner treat them
-// as its own again.
-func (w *Work) adopt() {
+// acceptRestored lets the rollout continue after the store went back in time, with pods that were adopted. A new
+// generation of their controllers ends the adoption.
+func (w *Work) acceptRestored() {
 	for _, m := range w.Members {
 		if m.raw == nil || m.raw.Epoch != w.obs.Epoch || m.raw.Is(rc.Holding) {
 			return
@@ -138,46 +135,45 @@ func (w *Work) adopt() {
 	w.Record.Epoch = w.obs.Epoch
 }
 
-// isBlocked reports whether nothing moves now although nobody has paused the rollout, and says why in the record.
+// isBlocked writes into the record why nothing may change although the rollout is not paused.
 func (w *Work) isBlocked() bool {
-	why := w.leaveOutGone()
+	why := w.removeGone()
 	r := w.Record
 	if r.State.Ended() {
 		return true
 	}
 	switch {
 	case why != "":
-		w.look(patience)
+		w.lookWithin(recheckAfter)
 	case w.obs.Breaker != "":
 		why = "the breaker is tripped: " + w.obs.Breaker
 	case w.obs.Epoch != r.Epoch:
-		why = w.otherWorld()
+		why = w.whyNotRestored()
 	}
 	if why == "" && r.BlockedReason != "" {
-		r.ProgressAt = w.Now() // what was lost of the timeout is given back
+		r.ProgressAt = w.Now() // the timeout of the stage starts again
 	}
 	r.BlockedReason = why
 	return why != ""
 }
 
-// otherWorld says why the store, which went back in time, cannot be trusted yet; "" once it can. Then the counts of the record are written again.
-func (w *Work) otherWorld() string {
+func (w *Work) whyNotRestored() string {
 	for _, m := range w.Members {
 		switch {
 		case m.raw == nil || m.raw.Epoch != w.obs.Epoch:
 			return fmt.Sprintf("the store went back in time; waiting for the owner of %s to report", m.Name)
 		case m.raw.Is(rc.Holding):
-			return fmt.Sprintf("the store went back in time; the owner of %s waits for the nodes to speak", m.Name)
+			return fmt.Sprintf("the store went back in time; the owner of %s waits for the nodes to report", m.Name)
 		case m.raw.Is(rc.Regressed):
-			return fmt.Sprintf("the store went back in time, and pods of %s run as they were found: abort, or resume to treat them as its own", m.Name)
+			return fmt.Sprintf("the store went back in time, and pods of %s run as they were found: "+
+				"abort, or resume to treat them as its own", m.Name)
 		}
 	}
 	w.Record.Epoch = w.obs.Epoch
 	return ""
 }
 
-// unread returns the name of the first revision whose controller cannot be read, "" for none.
-func (w *Work) unread() string {
+func (w *Work) unreadable() string {
 	for i := range w.Record.Revisions {
 		v := &w.Record.Revisions[i]
 		if _, ok := w.obs.Revisions[v.RC]; !ok {
@@ -187,8 +183,9 @@ func (w *Work) unread() string {
 	return ""
 }
 
-// leaveOutGone leaves out revisions whose controllers do not exist any more, and names the first that cannot be read.
-func (w *Work) leaveOutGone() string {
+// removeGone removes the revisions whose controllers do not exist any more. It returns a reason to wait if one cannot
+// be read.
+func (w *Work) removeGone() string {
 	var left []Revision
 	for i := range w.Record.Revisions {
 		v := w.Record.Revisions[i]
@@ -205,9 +202,7 @@ func (w *Work) leaveOutGone() string {
 	}
 	if len(left) < len(w.Record.Revisions) {
 		w.Record.Revisions = left
-		*w = Work{Record: w.Record, obs: w.obs, d: w.d}
-		again := newWork(*w.Record, w.obs)
-		w.Record, w.Members = again.Record, again.Members
+		w.match()
 	}
 	return ""
 }

@@ -18,7 +18,7 @@ func (w *world) rounds(n int) {
 	}
 }
 
-func TestASickPodStallsWithoutChangingCounts(t *testing.T) {
+func TestAnUnavailablePodStallsTheStage(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{OnTimeout: rollout.OnTimeoutPause}, 2, 4))
@@ -40,7 +40,8 @@ func TestASickPodStallsWithoutChangingCounts(t *testing.T) {
 	}
 	w.now = w.now.Add(time.Nanosecond)
 	d := w.run()
-	if r := d.Record; r.State != rollout.Paused || r.Resume != rollout.Progressing || !strings.Contains(r.Reason, "no progress for 2m0s: 0 of 1 pods of web-r2 are available") || d.Alert == "" {
+	if r := d.Record; r.State != rollout.Paused || r.Resume != rollout.Progressing ||
+		!strings.Contains(r.Reason, "no progress for 2m0s: 0 of 1 pods of web-r2 are available") || d.Alert == "" {
 		t.Errorf("%+v", r)
 	}
 	w.ask(rollout.ResumeVerb)
@@ -53,7 +54,11 @@ func TestHopelessPodsFailTheStageAtOnce(t *testing.T) {
 	for _, tt := range []struct {
 		on   string
 		want rollout.State
-	}{{"", rollout.RollingBack}, {rollout.OnTimeoutPause, rollout.Paused}, {rollout.OnTimeoutContinue, rollout.Paused}} {
+	}{
+		{"", rollout.RollingBack},
+		{rollout.OnTimeoutPause, rollout.Paused},
+		{rollout.OnTimeoutContinue, rollout.Paused},
+	} {
 		w := traced(t)
 		w.old(1, 4)
 		w.must(t, w.deploy(rollout.Knobs{OnTimeout: tt.on}, 2, 4))
@@ -62,33 +67,35 @@ func TestHopelessPodsFailTheStageAtOnce(t *testing.T) {
 		w.podsOf(web2)[0].hopeless = true
 		w.own(web2)
 		d := w.run()
-		if r := d.Record; r.State != tt.want || !strings.Contains(r.Reason, "web-r2.main.0 on n: exit 1") || len(r.Failures) != 1 || r.Failures[0].RC != web2 || len(d.Audit) != 1 || d.Alert == "" {
+		if r := d.Record; r.State != tt.want || !strings.Contains(r.Reason, "web-r2.main.0 on n: exit 1") ||
+			len(r.Failures) != 1 || r.Failures[0].RC != web2 || len(d.Audit) != 1 || d.Alert == "" {
 			t.Errorf("%s: %+v %v", tt.on, r, d.Audit)
 		}
 	}
 }
 
-func TestContinueWaitsOnAndSaysSoOnce(t *testing.T) {
+func TestContinueWaitsAndAlertsOnce(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{OnTimeout: rollout.OnTimeoutContinue, StageTimeout: length(time.Minute)}, 2, 4))
 	w.run()
 	w.own(web2)
 	w.now = w.now.Add(time.Minute)
-	if d := w.run(); d.Record.State != rollout.Progressing || !strings.Contains(d.Record.Stuck, "no progress for 1m0s") {
+	if d := w.run(); d.Record.State != rollout.Progressing ||
+		!strings.Contains(d.Record.Stuck, "no progress for 1m0s") {
 		t.Errorf("%+v", d)
 	}
 	if d := w.run(); d.Alert != "" || d.Write {
 		t.Errorf("%+v", d)
 	}
 	if d := w.after(time.Minute); !d.Write || d.Record.ProgressAt != w.now || d.Record.Stuck == "" {
-		t.Errorf("after as long it is not said again: %+v", d)
+		t.Errorf("Stuck is not written again after the next timeout: %+v", d)
 	}
 	w.own(web1)
 	w.nodes(1)
 	w.own(web2)
 	if d := w.after(time.Second); d.Record.Stuck != "" {
-		t.Errorf("it got further, and is called stuck: %q", d.Record.Stuck)
+		t.Errorf("there is progress, and Stuck is %q", d.Record.Stuck)
 	}
 	w.settles(t, rollout.Done)
 }
@@ -112,7 +119,7 @@ func TestWithoutATimeoutNothingFails(t *testing.T) {
 	w.settles(t, rollout.Done)
 }
 
-func TestRollbackRestoresCountsAndSaysWhy(t *testing.T) {
+func TestARollbackRestoresCountsAndGivesTheReason(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deploy(rollout.Knobs{Step: amount(2)}, 2, 3))
@@ -125,7 +132,8 @@ func TestRollbackRestoresCountsAndSaysWhy(t *testing.T) {
 	}
 	w.settles(t, rollout.Failed)
 	w.has(t, map[string]int{web1: 6, web2: 0})
-	if d := w.ended; d.InEffect != 1 || !strings.HasSuffix(d.Record.Reason, "; web-r1 has all pods again") || !strings.Contains(d.Record.Reason, "exit 1") {
+	if d := w.ended; d.InEffect != 1 || !strings.HasSuffix(d.Record.Reason, "; web-r1 has all pods again") ||
+		!strings.Contains(d.Record.Reason, "exit 1") {
 		t.Errorf("%+v", d.Record)
 	}
 	if r := w.rcs[web1]; r.AllowMassStop != 0 {
@@ -133,16 +141,17 @@ func TestRollbackRestoresCountsAndSaysWhy(t *testing.T) {
 	}
 }
 
-func TestFirstDeploymentThatFailsHasNothingToGoBackTo(t *testing.T) {
+func TestAFirstDeploymentThatFailsEnds(t *testing.T) {
 	w := traced(t)
 	w.sick["d1"] = true
 	w.must(t, w.deploy(rollout.Knobs{}, 1, 4))
 	w.settles(t, rollout.Failed)
-	if d := w.ended; d.InEffect != 0 || !strings.Contains(d.Record.Reason, "there is no revision to go back to") || !strings.Contains(d.Alert, "web has failed") {
+	if d := w.ended; d.InEffect != 0 || !strings.Contains(d.Record.Reason, "there is no revision to go back to") ||
+		!strings.Contains(d.Alert, "web has failed") {
 		t.Errorf("%+v", d)
 	}
 	if len(w.podsOf(web1)) != 1 || desired(w.rcs[web1]) != 1 {
-		t.Error("counts have to stay")
+		t.Error("counts have changed")
 	}
 }
 
@@ -150,7 +159,11 @@ func TestFirstDeploymentObeysTheKnobs(t *testing.T) {
 	for _, tt := range []struct {
 		k     rollout.Knobs
 		first int
-	}{{rollout.Knobs{Step: amount(2)}, 2}, {rollout.Knobs{MinAvailable: ptr(6)}, 6}, {rollout.Knobs{MinAvailable: ptr(20), MaxSurge: amount(2)}, 10}} {
+	}{
+		{rollout.Knobs{Step: amount(2)}, 2},
+		{rollout.Knobs{MinAvailable: ptr(6)}, 6},
+		{rollout.Knobs{MinAvailable: ptr(20), MaxSurge: amount(2)}, 10},
+	} {
 		w := traced(t)
 		w.must(t, w.deploy(tt.k, 1, 10))
 		w.run()
@@ -165,7 +178,7 @@ func TestFirstDeploymentObeysTheKnobs(t *testing.T) {
 	}
 }
 
-func TestZeroReplicasJumpToTheEnd(t *testing.T) {
+func TestARolloutToZeroReplicasHasOneStage(t *testing.T) {
 	w := traced(t)
 	w.old(1, 3)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 0))
@@ -176,7 +189,7 @@ func TestZeroReplicasJumpToTheEnd(t *testing.T) {
 	}
 }
 
-func TestPauseResumeAndWhatMeansNothing(t *testing.T) {
+func TestPauseAndResumeAndRefusedRequests(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
@@ -193,7 +206,7 @@ func TestPauseResumeAndWhatMeansNothing(t *testing.T) {
 	n := desired(w.rcs[web2])
 	w.rounds(300)
 	if desired(w.rcs[web2]) != n || w.record.State != rollout.Paused {
-		t.Error("it moves while it is paused")
+		t.Error("counts change while it is paused")
 	}
 	w.ask(rollout.RollbackVerb)
 	if w.record.State != rollout.RollingBack || w.record.Reason != "rolled back by bob" {
@@ -205,7 +218,7 @@ func TestPauseResumeAndWhatMeansNothing(t *testing.T) {
 	}
 	w.ask(rollout.RollbackVerb)
 	if w.record.State != rollout.Paused {
-		t.Error("there is nothing to turn round a second time")
+		t.Error("a rollback was rolled back")
 	}
 	w.ask(rollout.ResumeVerb)
 	if w.record.State != rollout.RollingBack {
@@ -226,7 +239,8 @@ func TestCanaryPromotesByItself(t *testing.T) {
 		t.Errorf("again %s", d.Again)
 	}
 	w.now = w.now.Add(time.Second)
-	if d := w.run(); d.Record.State != rollout.Progressing || d.Record.Reason != "promoted after 1m0s" || d.Record.ProgressAt != w.now || !d.Record.Promoted {
+	if d := w.run(); d.Record.State != rollout.Progressing || d.Record.Reason != "promoted after 1m0s" ||
+		d.Record.ProgressAt != w.now || !d.Record.Promoted {
 		t.Errorf("%+v", d.Record)
 	}
 	w.settles(t, rollout.Done)
@@ -257,15 +271,15 @@ func TestBlueGreenSwitchesTheName(t *testing.T) {
 	w.settles(t, rollout.WaitingForPromote)
 	w.has(t, map[string]int{web1: 4, web2: 4})
 	if !w.rcs[web2].Service.Standby || w.rcs[web1].Service.Standby || w.serving() != 4 {
-		t.Error("the new pods are to stand by, and nothing else")
+		t.Error("not only the new pods stand by")
 	}
 	w.ask(rollout.PromoteVerb)
 	if w.rcs[web2].Service.Standby || w.record.Phase != rollout.Joining {
 		t.Errorf("%s", w.record.Phase)
 	}
-	w.own(web2) // its nodes have not followed
+	w.own(web2) // its nodes have not acted yet
 	if d := w.run(); d.Record.Phase != rollout.Joining || w.rcs[web1].Service.Standby {
-		t.Error("the old pods leave before the new ones have come")
+		t.Error("the old pods lose the name before the new ones have it")
 	}
 	for w.record.Phase != rollout.Keeping {
 		w.round()
@@ -286,7 +300,10 @@ func TestBlueGreenSwitchesTheName(t *testing.T) {
 func TestBlueGreenGoesBackAfterTheSwitch(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
-	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.BlueGreenStrategy, KeepOld: length(time.Hour), AutoPromote: length(0)}, 2, 4))
+	w.must(t, w.deploy(rollout.Knobs{
+		Strategy: rollout.BlueGreenStrategy, KeepOld: length(time.Hour),
+		AutoPromote: length(0),
+	}, 2, 4))
 	for w.record.Phase != rollout.Keeping {
 		w.round()
 	}
@@ -298,7 +315,7 @@ func TestBlueGreenGoesBackAfterTheSwitch(t *testing.T) {
 	}
 }
 
-func TestDelayBetweenStages(t *testing.T) {
+func TestADelaySeparatesStages(t *testing.T) {
 	w := traced(t)
 	w.old(1, 2)
 	w.must(t, w.deploy(rollout.Knobs{Delay: length(time.Minute)}, 2, 2))
@@ -317,31 +334,42 @@ func TestDelayBetweenStages(t *testing.T) {
 	w.settles(t, rollout.Done)
 }
 
-func TestPreDeploy(t *testing.T) {
+func TestPreDeployDecidesWhetherStagesBegin(t *testing.T) {
 	for name, tt := range map[string]struct {
 		seen  *rollout.PreDeployed
 		after time.Duration
 		state rollout.State
 		want  string
 	}{
-		"runs":    {nil, 5*time.Minute - time.Second, rollout.Progressing, ""},
-		"late":    {&rollout.PreDeployed{}, 5 * time.Minute, rollout.Failed, "has not ended within 5m0s"},
-		"ended":   {&rollout.PreDeployed{Finished: true}, 0, rollout.Progressing, ""},
-		"exit":    {&rollout.PreDeployed{Finished: true, Exit: 3, Tail: "oops"}, 0, rollout.Failed, "exit code 3; its log ends: oops"},
-		"lost":    {&rollout.PreDeployed{Lost: true}, 0, rollout.Failed, "its node is lost"},
-		"refused": {&rollout.PreDeployed{Failed: "no such artifact"}, 0, rollout.Failed, "pre_deploy: no such artifact"},
+		"runs":  {nil, 5*time.Minute - time.Second, rollout.Progressing, ""},
+		"late":  {&rollout.PreDeployed{}, 5 * time.Minute, rollout.Failed, "has not ended within 5m0s"},
+		"ended": {&rollout.PreDeployed{Finished: true}, 0, rollout.Progressing, ""},
+		"exit": {
+			&rollout.PreDeployed{Finished: true, Exit: 3, Tail: "oops"}, 0, rollout.Failed,
+			"exit code 3; its log ends: oops",
+		},
+		"lost": {&rollout.PreDeployed{Lost: true}, 0, rollout.Failed, "its node is lost"},
+		"refused": {
+			&rollout.PreDeployed{Failed: "no such artifact"}, 0, rollout.Failed, "pre_deploy: no such artifact",
+		},
 	} {
 		w := traced(t)
 		w.old(1, 2)
 		w.must(t, w.start(rollout.Start{
-			ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{RC: webPre, Name: "web-pre"},
-			New: rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
+			ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{
+				RC: webPre, Name: "web-pre",
+			},
+			New: rc.RC{
+				ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2),
+				Service: &rc.Service{Name: "web", Revision: 2},
+			},
 		}))
 		w.now = w.now.Add(tt.after)
 		w.pre = tt.seen
 		d := w.run()
 		over := name != "runs"
-		if d.Record.State != tt.state || !strings.Contains(d.Record.Reason, tt.want) || over != (len(d.Delete) == 1 && d.Delete[0] == webPre) {
+		if d.Record.State != tt.state || !strings.Contains(d.Record.Reason, tt.want) ||
+			over != (len(d.Delete) == 1 && d.Delete[0] == webPre) {
 			t.Errorf("%s: %+v, deletes %v", name, d.Record, d.Delete)
 		}
 		if grown := desired(w.rcs[web2]) > 0; grown != (name == "ended") {
@@ -353,7 +381,7 @@ func TestPreDeploy(t *testing.T) {
 	}
 }
 
-func TestAnotherWorldPausesByItself(t *testing.T) {
+func TestARestoredStoreBlocksTheRollout(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
@@ -362,28 +390,31 @@ func TestAnotherWorldPausesByItself(t *testing.T) {
 	r2 := w.rcs[web2]
 	r2.ReplicaGroups = groupsOf(0)
 	w.rcs[web2], w.epoch, w.holding[web1] = r2, "n2", true
-	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "waiting for the owner of web-r1 to report") || len(d.RCs) > 0 {
+	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "waiting for the owner of web-r1 to report") ||
+		len(d.RCs) > 0 {
 		t.Errorf("%+v", d.Record)
 	}
 	w.own(web1)
 	w.own(web2)
-	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "the owner of web-r1 waits for the nodes") || len(d.RCs) > 0 {
+	if d := w.run(); !strings.Contains(d.Record.BlockedReason, "the owner of web-r1 waits for the nodes") ||
+		len(d.RCs) > 0 {
 		t.Errorf("%+v", d.Record)
 	}
 	w.now = w.now.Add(time.Hour)
 	delete(w.holding, web1)
 	w.own(web1)
 	d := w.run()
-	if d.Record.BlockedReason != "" || d.Record.Epoch != "n2" || d.Record.State != rollout.Progressing || d.Record.ProgressAt != w.now {
+	if d.Record.BlockedReason != "" || d.Record.Epoch != "n2" || d.Record.State != rollout.Progressing ||
+		d.Record.ProgressAt != w.now {
 		t.Errorf("%+v", d.Record)
 	}
 	if desired(w.rcs[web2]) != n {
-		t.Error("the counts are not written again")
+		t.Error("the counts were not written again")
 	}
 	w.settles(t, rollout.Done)
 }
 
-func TestHeldByTheBreakerAndByWhatCannotBeRead(t *testing.T) {
+func TestTheBreakerAndUnreadableControllersBlockTheRollout(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
@@ -393,21 +424,24 @@ func TestHeldByTheBreakerAndByWhatCannotBeRead(t *testing.T) {
 	}
 	w.ask(rollout.RollbackVerb)
 	if w.record.State != rollout.Progressing {
-		t.Error("it turns round while nothing may move")
+		t.Error("it rolls back while it is blocked")
 	}
 	w.breaker = ""
 	obs := w.observe()
 	delete(obs.Revisions, web1)
-	if d := rollout.Decide(*w.record, obs); d.Record.BlockedReason != "the controller of web-r1 cannot be read" || len(d.RCs) > 0 || d.Again != 5*time.Second {
+	if d := rollout.Decide(*w.record, obs); d.Record.BlockedReason != "the controller of web-r1 cannot be read" ||
+		len(d.RCs) > 0 || d.Again != 5*time.Second {
 		t.Errorf("%+v", d)
 	}
 	obs.Revisions[web1] = rollout.Seen{}
-	if d := rollout.Decide(*w.record, obs); len(d.Record.Revisions) != 1 || d.Record.State != rollout.Progressing || d.Record.BlockedReason != "" {
+	if d := rollout.Decide(*w.record, obs); len(d.Record.Revisions) != 1 || d.Record.State != rollout.Progressing ||
+		d.Record.BlockedReason != "" {
 		t.Errorf("%+v", d.Record)
 	}
 	obs = w.observe()
 	obs.Revisions[web2] = rollout.Seen{}
-	if d := rollout.Decide(*w.record, obs); d.Record.State != rollout.Failed || !d.Ended || d.Record.Reason != "the controller of web-r2 is gone" {
+	if d := rollout.Decide(*w.record, obs); d.Record.State != rollout.Failed || !d.Ended ||
+		d.Record.Reason != "the controller of web-r2 is gone" {
 		t.Errorf("%+v", d.Record)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// A controller has pods while replicas are asked for, and while any copy stands, stops or is lost.
-func TestSeenHasPods(t *testing.T) {
+// A controller has pods while it asks for replicas, and while any copy is placed, stopping or lost.
+func TestAControllerHasPodsWhileAnyCopyExists(t *testing.T) {
 	t.Parallel()
 	asks := rc.RC{ReplicaGroups: groupsOf(1)}
 	for name, c := range map[string]struct {
@@ -30,8 +30,8 @@ func TestSeenHasPods(t *testing.T) {
 	}
 }
 
-// A rollout rests where it waits for somebody, and nowhere else.
-func TestStatesThatRest(t *testing.T) {
+// A rollout is idle only in the states in which it waits for an operator, or while it is stuck.
+func TestARolloutIsIdleWhileItWaits(t *testing.T) {
 	t.Parallel()
 	for state, want := range map[rollout.State]bool{
 		rollout.Progressing: false, rollout.Paused: true, rollout.WaitingForPromote: true, rollout.RollingBack: false,
@@ -40,8 +40,8 @@ func TestStatesThatRest(t *testing.T) {
 		if got := (&rollout.Record{State: state}).Idle(); got != want {
 			t.Errorf("%s: %t", state, got)
 		}
-		if !(&rollout.Record{State: state, Stuck: "no room"}).Idle() {
-			t.Errorf("%s and stuck: drains wait", state)
+		if !(&rollout.Record{State: state, Stuck: "no node"}).Idle() {
+			t.Errorf("%s and stuck: it is not idle", state)
 		}
 	}
 }

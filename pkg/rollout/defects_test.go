@@ -12,7 +12,7 @@ import (
 
 func amount(n int) *rollout.Amount { return &rollout.Amount{N: n} }
 
-// traced is a calm world that says what happened in it if the test fails.
+// traced returns a calm world. If the test fails it logs what happened.
 func traced(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(1)
@@ -35,7 +35,7 @@ func (w *world) must(t *testing.T, err error) {
 	}
 }
 
-// settles lets the rollout end, or wait, and checks in which state.
+// settles runs until the rollout ends or waits, and checks its state.
 func (w *world) settles(t *testing.T, want rollout.State) {
 	t.Helper()
 	w.settle(400)
@@ -60,7 +60,7 @@ func (w *world) has(t *testing.T, want map[string]int) {
 	}
 }
 
-func TestCanaryGetsAllOfItsPods(t *testing.T) {
+func TestACanaryGetsAllOfItsPods(t *testing.T) {
 	w := traced(t)
 	w.old(1, 10)
 	w.must(t, w.deploy(rollout.Knobs{Canary: &rollout.Canary{Pods: 3}}, 2, 10))
@@ -73,18 +73,19 @@ func TestCanaryGetsAllOfItsPods(t *testing.T) {
 	if w.record.State != rollout.WaitingForPromote {
 		t.Error(w.record.State)
 	}
-	w.has(t, map[string]int{web1: 14, web2: 3}) // the old one takes the load
+	w.has(t, map[string]int{web1: 14, web2: 3}) // the old revision gets the additional pods
 	w.ask(rollout.PromoteVerb)
 	w.settles(t, rollout.Done)
 	w.has(t, map[string]int{web1: 0, web2: 14})
 }
 
-func TestStopFirstHasRoomOfItsOwn(t *testing.T) {
+func TestStopFirstNeedsNoSurge(t *testing.T) {
 	for _, k := range []rollout.Knobs{{Order: rollout.StopFirst}, {Strategy: rollout.ResourceUtilStrategy}} {
 		w := traced(t)
 		w.old(1, 20)
 		w.must(t, w.deploy(k, 2, 20))
-		if u := w.record.Update; u.Surge != 0 || u.Unavailable != 2 || u.Min != 18 || w.record.Strategy != rollout.ResourceUtilStrategy {
+		if u := w.record.Update; u.Surge != 0 || u.Unavailable != 2 || u.Min != 18 ||
+			w.record.Strategy != rollout.ResourceUtilStrategy {
 			t.Errorf("%+v", u)
 		}
 		w.settles(t, rollout.Done)
@@ -92,26 +93,32 @@ func TestStopFirstHasRoomOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestRetargetDeletesThePreDeployOfTheOther(t *testing.T) {
+func TestARetargetDeletesThePreDeployOfTheReplacedRollout(t *testing.T) {
 	w := traced(t)
 	w.old(1, 2)
 	w.must(t, w.start(rollout.Start{
 		ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, PreDeploy: &rollout.PreDeploy{RC: webPre, Name: "web-pre"},
-		New: rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 2}},
+		New: rc.RC{
+			ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(2),
+			Service: &rc.Service{Name: "web", Revision: 2},
+		},
 	}))
 	if w.record.PreDeploy.Until != w.now.Add(rollout.PreDeployTimeout) {
 		t.Error(w.record.PreDeploy.Until)
 	}
 	started, err := rollout.Retarget(*w.record, rollout.Start{
 		ID: "B", Service: "web", Now: w.now, Epoch: w.epoch, Old: []rollout.Seen{{RC: w.rcs[web1]}, {RC: w.rcs[web2]}},
-		New: rc.RC{ID: web3, Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(2), Service: &rc.Service{Name: "web", Revision: 3}},
+		New: rc.RC{
+			ID: web3, Name: "web-r3", ManifestDigest: "d3", ReplicaGroups: groupsOf(2),
+			Service: &rc.Service{Name: "web", Revision: 3},
+		},
 	})
 	if err != nil || !slices.Equal(started.Delete, []string{webPre}) {
 		t.Errorf("%v, %v", started.Delete, err)
 	}
 }
 
-func TestDeployAfterAbortTakesAllRevisionsDown(t *testing.T) {
+func TestADeployAfterAnAbortTakesAllRevisionsDown(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 6))
@@ -119,16 +126,17 @@ func TestDeployAfterAbortTakesAllRevisionsDown(t *testing.T) {
 		w.round()
 	}
 	w.ask(rollout.AbortVerb)
-	if d := w.ended; d == nil || d.Record.State != rollout.Aborted || d.InEffect != 0 || d.Record.Reason != "aborted by bob" {
+	if d := w.ended; d == nil || d.Record.State != rollout.Aborted || d.InEffect != 0 ||
+		d.Record.Reason != "aborted by bob" {
 		t.Fatalf("%+v", d)
 	}
 	for id, r := range w.rcs {
 		if r.Service == nil {
-			t.Errorf("%s is left as %+v", id, r)
+			t.Errorf("%s has no service: %+v", id, r)
 		}
 	}
 	if len(w.podsOf(web1)) == 0 || len(w.podsOf(web2)) == 0 {
-		t.Fatal("the abort was to leave both revisions with pods")
+		t.Fatal("after the abort a revision has no pods")
 	}
 	w.must(t, w.deploy(rollout.Knobs{}, 3, 6))
 	w.settles(t, rollout.Done)
@@ -147,7 +155,9 @@ func (w *world) deployInPlace(k rollout.Knobs, digest string, change func(*rc.RC
 	if change != nil {
 		change(&next)
 	}
-	return w.start(rollout.Start{ID: "P" + digest, Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: k, New: next})
+	return w.start(rollout.Start{
+		ID: "P" + digest, Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: k, New: next,
+	})
 }
 
 func (w *world) running(digest string) int {
@@ -160,7 +170,7 @@ func (w *world) running(digest string) int {
 	return n
 }
 
-func TestInPlaceAfterAnAbort(t *testing.T) {
+func TestInPlaceAfterAnAbortChangesEachPodOnce(t *testing.T) {
 	for _, next := range []string{"d1", "d2", "d3"} {
 		w := traced(t)
 		w.old(1, 6)
@@ -186,7 +196,7 @@ func TestInPlaceAfterAnAbort(t *testing.T) {
 			}
 		}
 		if ups != 6-had || w.running(next) != 6 {
-			t.Errorf("%s: %d changes of pods where %d are needed", next, ups, 6-had)
+			t.Errorf("%s: %d pods were changed, want %d", next, ups, 6-had)
 		}
 	}
 }
@@ -197,20 +207,22 @@ func TestInPlaceRollbackRestoresTheWholeController(t *testing.T) {
 	before := copied(w.rcs[web1])
 	w.sick["d2"] = true
 	w.must(t, w.deployInPlace(rollout.Knobs{}, "d2", func(r *rc.RC) {
-		r.NodeSelector, r.MinAvailable, r.ReplicaGroups, r.Labels = "disk=ssd", ptr(2), groupsOf(7), map[string]string{"a": "b"}
+		r.NodeSelector, r.MinAvailable, r.ReplicaGroups, r.Labels = "disk=ssd", ptr(2), groupsOf(7),
+			map[string]string{"a": "b"}
 	}))
 	w.settles(t, rollout.Failed)
 	if w.ended.InEffect == 0 || w.running("d1") != 6 {
 		t.Errorf("%d pods as before, %+v", w.running("d1"), w.ended)
 	}
 	after := w.rcs[web1]
-	if after.NodeSelector != "" || after.MinAvailable != nil || after.Desired() != 6 || after.Labels != nil || after.ManifestDigest != before.ManifestDigest || after.InPlace != nil {
+	if after.NodeSelector != "" || after.MinAvailable != nil || after.Desired() != 6 || after.Labels != nil ||
+		after.ManifestDigest != before.ManifestDigest || after.InPlace != nil {
 		t.Errorf("%+v", after)
 	}
 }
 
-// The store goes back to before the new pods, and somebody aborts: one revision has more pods than its count, the other fewer.
-func TestDeployAfterRestoreAndAbort(t *testing.T) {
+// After a restore and an abort one revision has more pods than its count, and the other fewer.
+func TestADeployAfterARestoreAndAnAbortEnds(t *testing.T) {
 	w := traced(t)
 	w.old(1, 8)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 8))
@@ -232,7 +244,7 @@ func TestDeployAfterRestoreAndAbort(t *testing.T) {
 	w.has(t, map[string]int{web1: 0, web2: 0, web3: 8})
 }
 
-func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
+func TestResumeAfterARestoreManagesPodsAgain(t *testing.T) {
 	w := traced(t)
 	w.old(1, 8)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 8))
@@ -244,7 +256,7 @@ func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
 	for range 4 {
 		w.round()
 		w.holding = map[string]bool{web1: true}
-		w.ask(rollout.ResumeVerb) // nothing is believed while an owner holds
+		w.ask(rollout.ResumeVerb) // without effect while an owner holds
 	}
 	clear(w.holding)
 	w.round()
@@ -260,8 +272,8 @@ func TestResumeAfterARestoreTreatsPodsAsItsOwn(t *testing.T) {
 	w.has(t, map[string]int{web1: 0, web2: 8})
 }
 
-// Pods on lost machines take no room, and do not keep a rollout from turning round at the bound.
-func TestLostPodsTakeNoRoom(t *testing.T) {
+// Pods on lost machines are not counted for the bound. Otherwise a rollout at its bound could not roll back.
+func TestLostPodsDoNotCountForTheBound(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deploy(rollout.Knobs{Step: amount(2)}, 2, 6))
@@ -279,12 +291,12 @@ func TestLostPodsTakeNoRoom(t *testing.T) {
 	w.has(t, map[string]int{web1: 6})
 }
 
-func TestOnePodShortStallsNothing(t *testing.T) {
+func TestOneLostPodDoesNotStallTheRollout(t *testing.T) {
 	w := traced(t)
 	w.old(1, 5)
 	w.old(2, 5)
 	w.podsOf(web1)[0].available = false
-	w.sick["d1"] = true // it never comes back, and those of the other revision are good
+	w.sick["d1"] = true // it never comes back; the other pods stay available
 	w.podsOf(web1)[0].lost = true
 	for _, p := range w.podsOf(web1)[1:] {
 		p.available = true
@@ -294,25 +306,71 @@ func TestOnePodShortStallsNothing(t *testing.T) {
 	w.has(t, map[string]int{web3: 10})
 }
 
-func TestRefusals(t *testing.T) {
-	old := rollout.Seen{RC: rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(4), Service: &rc.Service{Name: "web", Revision: 1}}}
-	next := rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(4), Service: &rc.Service{Name: "web", Revision: 2}}
+func TestBeginRefusesKnobsThatCannotWork(t *testing.T) {
+	old := rollout.Seen{
+		RC: rc.RC{
+			ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(4),
+			Service: &rc.Service{Name: "web", Revision: 1},
+		},
+	}
+	next := rc.RC{
+		ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(4),
+		Service: &rc.Service{Name: "web", Revision: 2},
+	}
 	for name, tt := range map[string]struct {
 		change func(*rollout.Start)
 		want   []string
 		is     error
 	}{
-		"no room":          {func(s *rollout.Start) { s.Knobs.MaxSurge = amount(0) }, []string{"max_surge is 0", "max_unavailable is 0"}, rollout.ErrRefused},
-		"no room by least": {func(s *rollout.Start) { s.Knobs.MaxSurge, s.Knobs.MinAvailable = amount(0), ptr(4) }, []string{"max_surge", "min_available 4 of 4"}, rollout.ErrRefused},
-		"in place":         {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MinAvailable, s.New.ID = "in-place", ptr(4), web1 }, []string{"min_available is 4 of 4"}, rollout.ErrRefused},
-		"in place besides": {func(s *rollout.Start) { s.Knobs.Strategy = "in-place" }, []string{"only controller", "web-r1"}, rollout.ErrRefused},
-		"blue-green":       {func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MaxSurge = "blue-green", amount(3) }, []string{"max_surge is 3", "allowed: 4"}, rollout.ErrRefused},
-		"leave_old":        {func(s *rollout.Start) { s.Knobs.LeaveOld, s.Old = true, nil }, []string{"leave_old"}, rollout.ErrRefused},
-		"static":           {func(s *rollout.Start) { s.New.Strategy = rc.Static }, []string{"pods are static", "in-place"}, rollout.ErrRefused},
-		"volumes":          {func(s *rollout.Start) { s.OnlyInPlace = "it has volumes" }, []string{"it has volumes", "availability", "in-place"}, rollout.ErrRefused},
-		"group":            {func(s *rollout.Start) { s.Knobs.GroupOrder = []string{"x"} }, []string{"group_order", `"x"`}, rollout.ErrRefused},
-		"knob":             {func(s *rollout.Start) { s.Knobs.Step = amount(0) }, []string{"step"}, rollout.ErrRefused},
-		"itself":           {func(s *rollout.Start) { s.New.ID = web1 }, []string{"web-r1 is the new revision and an old one"}, rollout.ErrRefused},
+		"no surge": {
+			func(s *rollout.Start) { s.Knobs.MaxSurge = amount(0) },
+			[]string{"max_surge is 0", "max_unavailable is 0"},
+			rollout.ErrRefused,
+		},
+		"no spare pods": {
+			func(s *rollout.Start) { s.Knobs.MaxSurge, s.Knobs.MinAvailable = amount(0), ptr(4) },
+			[]string{"max_surge", "min_available 4 of 4"},
+			rollout.ErrRefused,
+		},
+		"in place": {
+			func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MinAvailable, s.New.ID = "in-place", ptr(4), web1 },
+			[]string{"min_available is 4 of 4"},
+			rollout.ErrRefused,
+		},
+		"in place besides": {
+			func(s *rollout.Start) { s.Knobs.Strategy = "in-place" },
+			[]string{"only controller", "web-r1"},
+			rollout.ErrRefused,
+		},
+		"blue-green": {
+			func(s *rollout.Start) { s.Knobs.Strategy, s.Knobs.MaxSurge = "blue-green", amount(3) },
+			[]string{"max_surge is 3", "allowed: 4"},
+			rollout.ErrRefused,
+		},
+		"leave_old": {
+			func(s *rollout.Start) { s.Knobs.LeaveOld, s.Old = true, nil }, []string{"leave_old"}, rollout.ErrRefused,
+		},
+		"static": {
+			func(s *rollout.Start) { s.New.Strategy = rc.Static },
+			[]string{"pods are static", "in-place"},
+			rollout.ErrRefused,
+		},
+		"volumes": {
+			func(s *rollout.Start) { s.OnlyInPlace = "it has volumes" },
+			[]string{"it has volumes", "availability", "in-place"},
+			rollout.ErrRefused,
+		},
+		"group": {
+			func(s *rollout.Start) { s.Knobs.GroupOrder = []string{"x"} },
+			[]string{"group_order", `"x"`},
+			rollout.ErrRefused,
+		},
+		"knob": {func(s *rollout.Start) { s.Knobs.Step = amount(0) }, []string{"step"}, rollout.ErrRefused},
+		"itself": {
+			func(s *rollout.Start) { s.New.ID = web1 },
+			[]string{"web-r1 is the new revision and an old one"},
+			rollout.ErrRefused,
+		},
 	} {
 		s := rollout.Start{ID: "A", Service: "web", Now: t0, Epoch: "n", New: next, Old: []rollout.Seen{old}}
 		tt.change(&s)
@@ -329,15 +387,20 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestFirstDeploymentInPlace(t *testing.T) {
+func TestAFirstDeploymentInPlaceGoesByCounts(t *testing.T) {
 	w := traced(t)
 	w.must(t, w.start(rollout.Start{
-		ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(2)},
-		New: rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", Strategy: rc.Static, ReplicaGroups: groupsOf(5), Service: &rc.Service{Name: "web", Revision: 1}},
+		ID: "A", Service: "web", Now: w.now, Epoch: w.epoch, Knobs: rollout.Knobs{
+			Strategy: rollout.InPlaceStrategy, Step: amount(2),
+		},
+		New: rc.RC{
+			ID: web1, Name: "web-r1", ManifestDigest: "d1", Strategy: rc.Static, ReplicaGroups: groupsOf(5),
+			Service: &rc.Service{Name: "web", Revision: 1},
+		},
 	}))
 	w.must(t, w.record.Check())
 	if w.rcs[web1].InPlace != nil {
-		t.Error("there is nothing to limit")
+		t.Error("the first deployment has a limit")
 	}
 	w.settles(t, rollout.Done)
 	w.has(t, map[string]int{web1: 5})
@@ -363,8 +426,8 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// What an abandoned rollout in place has upgraded, and the next one wants too, is not taken back.
-func TestInPlaceAfterAnAbortTakesNothingBack(t *testing.T) {
+// If the next rollout wants the manifest of an abandoned one, the pods that have it are not taken back.
+func TestInPlaceAfterAnAbortKeepsUpgradedPods(t *testing.T) {
 	w := traced(t)
 	w.grouped(4, 4)
 	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, "d1", spare("s2")))
@@ -377,7 +440,7 @@ func TestInPlaceAfterAnAbortTakesNothingBack(t *testing.T) {
 	w.calm = true
 	for w.record != nil {
 		if w.round(); w.running("s2") < had {
-			t.Fatalf("%d pods run s2, and %d did: %+v", w.running("s2"), had, w.rcs[web1].InPlace)
+			t.Fatalf("%d pods run s2, before %d: %+v", w.running("s2"), had, w.rcs[web1].InPlace)
 		}
 	}
 	if w.ended.Record.State != rollout.Done || w.running("s2") != 4 || w.running("d2") != 4 {
@@ -385,8 +448,8 @@ func TestInPlaceAfterAnAbortTakesNothingBack(t *testing.T) {
 	}
 }
 
-// A rollback after an abandoned rollout in place does not carry that out.
-func TestInPlaceRollbackAfterAnAbort(t *testing.T) {
+// A rollback after an abandoned rollout in place goes to the manifest before the abandoned one.
+func TestARollbackAfterAnAbortDoesNotFinishTheAbortedRollout(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, "d2", nil))
@@ -405,18 +468,20 @@ func TestInPlaceRollbackAfterAnAbort(t *testing.T) {
 	}
 }
 
-// An operator asks for a rollback while the controller to go back to cannot be read: that is refused, as it is while
-// the rollout is blocked.
-func TestARollbackNeedsAControllerThatCanBeRead(t *testing.T) {
-	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 4, target: 3}, rev{dir: rollout.Up, target: 1})
+// A rollback is refused while the controller to go back to cannot be read, and while the rollout is blocked.
+func TestARollbackIsRefusedWhileAControllerCannotBeRead(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
+		rev{has: 4, target: 3}, rev{dir: rollout.Up, target: 1})
 	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann", At: t0}
 	delete(obs.Revisions, rec.Revisions[0].RC)
 	d := rollout.Decide(rec, obs)
-	if d.Record.State != rollout.Progressing || !strings.Contains(d.Record.BlockedReason, "cannot be read") || !strings.Contains(strings.Join(d.Audit, " "), "cannot be while") {
+	if d.Record.State != rollout.Progressing || !strings.Contains(d.Record.BlockedReason, "cannot be read") ||
+		!strings.Contains(strings.Join(d.Audit, " "), "refused: a controller cannot be read") {
 		t.Errorf("%s, blocked by %q, audit %q", d.Record.State, d.Record.BlockedReason, d.Audit)
 	}
 	obs.Revisions[rec.Revisions[0].RC] = rollout.Seen{}
-	if d = rollout.Decide(rec, obs); d.Record.State != rollout.Failed || !strings.Contains(d.Record.Reason, "no revision to go back to") {
-		t.Errorf("once it is gone: %s, %q", d.Record.State, d.Record.Reason)
+	if d = rollout.Decide(rec, obs); d.Record.State != rollout.Failed ||
+		!strings.Contains(d.Record.Reason, "no revision to go back to") {
+		t.Errorf("its controller is gone: %s, %q", d.Record.State, d.Record.Reason)
 	}
 }

@@ -4,12 +4,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A controller with a pod on every matching node names no numbers (ADR 24). A rollout counts the pods that it has, anew at every look, and takes that
-// for the count of its record: stages, limits and what is awaited follow from it. Pods on nodes that are away count, or every pause of a preparer would
-// take pods back, or end the rollout; only what is awaited leaves them out. No count is ever written.
+// A controller with a pod on each matching node has no counts (ADR 24). At every look, a rollout uses the number of its
+// pods as the count, which is never written. Pods on dead nodes are counted, too, because otherwise every pause of a
+// preparer would stop pods or end the rollout.
 
-// counted returns the controller with its pods as the count of its record, where it has one on each node. Without a status there are as many as were
-// known last.
+// counted sets the count of a controller with a pod on each node to the number of its pods or, without a usable status,
+// to last.
 func (s Seen) counted(last int) Seen {
 	if !s.RC.EachNode() {
 		return s
@@ -18,16 +18,15 @@ func (s Seen) counted(last int) Seen {
 	case s.Status == nil:
 	case !s.RC.InStages():
 		last = s.Status.Placed
-	case s.Status.ObservedGeneration == s.RC.Generation: // one of before may be of the other mode
+	case s.Status.ObservedGeneration == s.RC.Generation: // an older status may be about the other mode
 		last = s.Status.Desired
 	}
-	last = max(0, min(last, rc.MaxReplicas)) // what a record may have; the last stage ends with all nodes, however many there are
+	// A record may have at most MaxReplicas. The last stage ends with all nodes, even if there are more.
+	last = max(0, min(last, rc.MaxReplicas))
 	s.RC = s.RC.CountedBy(last)
 	return s
 }
 
-// allUpgraded reports whether so many pods run the new manifest as there can: all that are alive, or else as many as are asked for, of which those
-// that are alive are available. Somebody has to be: a manifest that takes its machines away shall not go on to others.
 func (m *Member) allUpgraded(target int) bool {
 	st := m.Status
 	if st == nil {
@@ -39,13 +38,24 @@ func (m *Member) allUpgraded(target int) bool {
 	case !m.Ctrl.EachNode():
 		return st.UpdatedAvailable >= target && m.living() <= m.desired()
 	}
-	alive := max(0, st.Placed-st.Lost-st.Unmanaged)
-	return st.UpdatedAvailable >= min(target, alive) && (alive > 0 || target == 0 || st.Placed == 0) ||
-		st.UpdatedAvailable > 0 && st.Updated >= target && st.Available-st.UnmanagedAvailable >= alive
+	return enoughServe(st, target, st.Placed)
 }
 
-// counted returns the start with the counts that follow from nodes: the new controller is to have the pods that are there.
-// Where a status does not say how many nodes ask for one, what the rollout that is replaced ends with does.
+// enoughServe reports whether enough of n pods are upgraded and available. It does not wait for pods on lost machines
+// and unmanaged nodes. If all pods are on such nodes, it returns false: the manifest may break its machines, and must
+// not go to others.
+func enoughServe(st *rc.Status, target, n int) bool {
+	absent := st.Lost + st.Unmanaged
+	present := max(0, n-absent)
+	if st.UpdatedAvailable >= min(target, present) && (present > 0 || target == 0 || n == 0) {
+		return true
+	}
+	// It is also enough if the stage has upgraded its pods, and all that are present are available.
+	return st.UpdatedAvailable > 0 && st.Updated >= target && st.Available-st.UnmanagedAvailable >= st.Placed-absent
+}
+
+// counted returns the start with counts that follow from the nodes. Without a status, the final count of the replaced
+// rollout is used.
 func (s Start) counted(running *Record) Start {
 	old := make([]Seen, len(s.Old))
 	n := 0
@@ -71,7 +81,6 @@ func (s Start) counted(running *Record) Start {
 	return s
 }
 
-// onlyInPlace returns why the pods of a controller cannot have successors elsewhere, "" if they can.
 func onlyInPlace(r *rc.RC) string {
 	switch {
 	case r.EachNode():
@@ -80,15 +89,16 @@ func onlyInPlace(r *rc.RC) string {
 		return "it has an ordered group, in which no index may have two living copies"
 	case r.Strategy == rc.Static:
 		return "its pods are static"
-	default:
-		return ""
 	}
+	return ""
 }
 
-// beginOnEachNode makes the first controller of a service. Its pods come to all nodes at once: there is nothing to go in stages.
 func (w *Work) beginOnEachNode(s Start) {
-	v := Revision{RC: s.New.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest, Direction: Up, Before: w.Record.Groups}
-	v.final(w.Record.Total())
+	v := Revision{
+		RC: s.New.ID, Name: s.New.Name, Rev: revisionOf(s.New), Manifest: s.New.ManifestDigest,
+		Direction: Up, Before: w.Record.Groups,
+	}
+	v.setEnd(w.Record.Total())
 	w.Record.Revisions = []Revision{v}
 	m := newMember(&w.Record.Revisions[0], Seen{RC: s.New}, s.Epoch)
 	m.Ctrl.InPlace = &rc.InPlace{}
@@ -96,17 +106,16 @@ func (w *Work) beginOnEachNode(s Start) {
 	w.Members = []*Member{m}
 }
 
-// recount lets an upgrade in place end with the pods that there are by now.
 func (w *Work) recount() {
 	up := w.Upward()
-	if up == nil || !up.Ctrl.EachNode() || w.Record.Strategy != InPlaceStrategy || w.Record.Total() == up.Ctrl.Desired() {
+	if up == nil || !up.Ctrl.EachNode() || w.Record.Strategy != InPlaceStrategy ||
+		w.Record.Total() == up.Ctrl.Desired() {
 		return
 	}
 	w.Record.Groups = up.Ctrl.ReplicaGroups
 	w.strategy().Rescale(w)
 }
 
-// uncounted returns the record as it is stored.
 func uncounted(r rc.RC) rc.RC {
 	if r.EachNode() {
 		r.ReplicaGroups = nil

@@ -22,7 +22,8 @@ func TestGatesAreAskedInOrder(t *testing.T) {
 	var asked []string
 	w.gates = func(c *rollout.GateCall) string {
 		asked = append(asked, c.Hook.URL)
-		if c.Timeout != 10*time.Second && c.Hook.URL != "http://b" || c.Hook.URL == "http://b" && c.Timeout != time.Second {
+		if c.Timeout != 10*time.Second && c.Hook.URL != "http://b" ||
+			c.Hook.URL == "http://b" && c.Timeout != time.Second {
 			t.Error(c.Timeout)
 		}
 		if desired(w.rcs[web2]) != 0 && len(asked) < 3 {
@@ -36,7 +37,7 @@ func TestGatesAreAskedInOrder(t *testing.T) {
 	}
 }
 
-func TestGateThatRefuses(t *testing.T) {
+func TestAGateThatRefusesFailsTheStage(t *testing.T) {
 	for _, tt := range []struct {
 		on    string
 		state rollout.State
@@ -58,7 +59,8 @@ func TestGateThatRefuses(t *testing.T) {
 				t.Errorf("%+v", g)
 			}
 		}
-		if asked != 2 || w.record.State != tt.state || !strings.Contains(w.record.Reason, "gate http://c refused stage 1: 503") {
+		if asked != 2 || w.record.State != tt.state ||
+			!strings.Contains(w.record.Reason, "gate http://c refused stage 1: 503") {
 			t.Errorf("asked %d times, %s, %s", asked, w.record.State, w.record.Reason)
 		}
 		if tt.state == rollout.RollingBack {
@@ -71,26 +73,31 @@ func TestGateThatRefuses(t *testing.T) {
 	}
 }
 
-func TestGateWaitsBetweenTries(t *testing.T) {
+func TestAGateWaitsBetweenTries(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(gated(""), 2, 4))
 	d := rollout.Decide(*w.record, w.observe())
-	if d.Gate == nil || d.Gate.Phase != rollout.BeforeStage || d.Gate.Index != 0 || d.Gate.Stage != 1 || d.Gate.Stages != d.Record.Stages {
+	if d.Gate == nil || d.Gate.Phase != rollout.BeforeStage || d.Gate.Index != 0 || d.Gate.Stage != 1 ||
+		d.Gate.Stages != d.Record.Stages {
 		t.Fatalf("%+v", d.Gate)
 	}
 	w.write(d)
 	w.answer = &rollout.GateAnswer{Phase: rollout.BeforeStage, Stage: 1, Error: "no"}
 	d = w.run()
-	if d.Gate != nil || d.Again != time.Second || d.Record.Gate.Tries != 1 || !d.Record.Gate.NextAt.Equal(w.now.Add(time.Second)) {
+	if d.Gate != nil || d.Again != time.Second || d.Record.Gate.Tries != 1 ||
+		!d.Record.Gate.NextAt.Equal(w.now.Add(time.Second)) {
 		t.Errorf("%+v %s", d.Gate, d.Again)
 	}
 	w.now = w.now.Add(time.Second)
-	for name, a := range map[string]rollout.GateAnswer{"stage": {Phase: rollout.BeforeStage, Stage: 2}, "phase": {Phase: rollout.AfterStage, Stage: 1}, "index": {Phase: rollout.BeforeStage, Stage: 1, Index: 1}} {
+	for name, a := range map[string]rollout.GateAnswer{
+		"stage": {Phase: rollout.BeforeStage, Stage: 2}, "phase": {Phase: rollout.AfterStage, Stage: 1},
+		"index": {Phase: rollout.BeforeStage, Stage: 1, Index: 1},
+	} {
 		obs := w.observe()
 		obs.Gate = &a
 		if d := rollout.Decide(*w.record, obs); d.Gate == nil || d.Gate.Index != 0 || d.Record.Gate.Index != 0 {
-			t.Errorf("%s: an answer to another question counts", name)
+			t.Errorf("%s: an answer to another call was used", name)
 		}
 	}
 }

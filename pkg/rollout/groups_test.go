@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// grouped makes a service whose second group has a manifest of its own.
+// grouped makes a service whose second group has its own manifest.
 func (w *world) grouped(counts ...int) {
 	w.old(1, counts...)
 	r := w.rcs[web1]
@@ -23,12 +23,13 @@ func (w *world) grouped(counts ...int) {
 	w.report(web1)
 }
 
-// spare makes the second group's manifest another one.
+// spare changes the manifest of the second group.
 func spare(digest string) func(*rc.RC) {
 	return func(r *rc.RC) { r.GroupManifests = map[string]string{"spare": digest} }
 }
 
-// stagesOf lets a rollout in place go on by itself, and returns how many pods were available at a digest when each of its stages was over.
+// stagesOf carries out a rollout in place, and returns how many pods with a digest were available at the end of each
+// stage.
 func (w *world) stagesOf(t *testing.T, digest string) (proved []int) {
 	t.Helper()
 	w.calm = true
@@ -52,9 +53,9 @@ func (w *world) stagesOf(t *testing.T, digest string) (proved []int) {
 	return nil
 }
 
-// A stage in place is over when so many of the pods that change are available with what they change to. Those of a group that does not change
-// prove nothing (P6).
-func TestStagesInPlaceProveThePodsThatChange(t *testing.T) {
+// A stage in place is over when enough of the pods that change are available with their new manifest. Pods of a group
+// that does not change are not counted (P6).
+func TestAStageInPlaceCountsOnlyPodsThatChange(t *testing.T) {
 	for name, c := range map[string]struct {
 		counts []int
 		step   *rollout.Amount
@@ -70,7 +71,7 @@ func TestStagesInPlaceProveThePodsThatChange(t *testing.T) {
 		w.grouped(c.counts...)
 		w.must(t, w.deployInPlace(rollout.Knobs{Step: c.step, MaxUnavailable: amount(2)}, "d1", spare("s2")))
 		if w.record.Stages != len(c.want) {
-			t.Errorf("%s: %d stages foreseen, want %d", name, w.record.Stages, len(c.want))
+			t.Errorf("%s: %d stages in the forecast, want %d", name, w.record.Stages, len(c.want))
 		}
 		if u := w.record.Update; u.Step != c.want[0] && u.Ratio > 0 {
 			t.Errorf("%s: stages of %d, want %d", name, u.Step, c.want[0])
@@ -78,19 +79,21 @@ func TestStagesInPlaceProveThePodsThatChange(t *testing.T) {
 		if proved := w.stagesOf(t, "s2"); !slices.Equal(proved, c.want) {
 			t.Errorf("%s: stages ended with %v pods of the new manifest, want %v", name, proved, c.want)
 		}
-		if w.ended.Record.State != rollout.Done || w.running("d1") != c.counts[0] || w.running("s2") != c.counts[1] || w.rcs[web1].InPlace != nil {
+		if w.ended.Record.State != rollout.Done || w.running("d1") != c.counts[0] || w.running("s2") != c.counts[1] ||
+			w.rcs[web1].InPlace != nil {
 			t.Error(name, w.counts())
 		}
 	}
 }
 
-// A share of a stage stays one of the pods that change when counts do, and on the way back.
-func TestAShareOfTheStagesInPlaceAfterRescale(t *testing.T) {
+// A step that is a share follows the number of pods that change, after other counts and during a rollback.
+func TestAShareInPlaceFollowsTheCounts(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		w := traced(t)
 		w.calm = true
 		w.grouped(20, 10)
-		w.must(t, w.deployInPlace(rollout.Knobs{Step: &rollout.Amount{Percent: true, N: 20}, MaxUnavailable: amount(3)}, "d1", spare("s2")))
+		w.must(t, w.deployInPlace(rollout.Knobs{Step: &rollout.Amount{Percent: true, N: 20}, MaxUnavailable: amount(3)},
+			"d1", spare("s2")))
 		for w.record.Stage < 2 {
 			w.round()
 		}
@@ -118,8 +121,8 @@ func TestAShareOfTheStagesInPlaceAfterRescale(t *testing.T) {
 	}
 }
 
-// The manifest of one group that never comes up is found out by the first stage, and no other pod gets it.
-func TestAFirstStageFindsOutOneGroupsManifest(t *testing.T) {
+// If the new manifest of a group never becomes available, only the first stage gets it.
+func TestTheFirstStageStopsABrokenGroupManifest(t *testing.T) {
 	w := traced(t)
 	w.grouped(4, 4)
 	w.sick["s2"] = true
@@ -140,8 +143,8 @@ func TestAFirstStageFindsOutOneGroupsManifest(t *testing.T) {
 	}
 }
 
-// Pods of a group that does not change hold up nothing, and are no failures of the rollout, be it on its way or on its way back.
-func TestAGroupThatDoesNotChangeHoldsUpNothing(t *testing.T) {
+// Unavailable pods of a group that does not change neither delay a rollout or a rollback nor are its failures.
+func TestAnUnchangedGroupDoesNotDelayTheRollout(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		w := traced(t)
 		w.grouped(2, 4)
@@ -170,17 +173,18 @@ func TestAGroupThatDoesNotChangeHoldsUpNothing(t *testing.T) {
 	}
 }
 
-// Whatever of the two groups changes, from a world at rest or from an abandoned rollout, each stage ends with its share of the pods that change, and the
-// rollout with all pods at what their roles have.
-func TestStagesInPlaceOfAnyGroups(t *testing.T) {
+// Either or both of the two groups may change, and an abandoned rollout may come before. Each stage ends when its share
+// of the pods that change is upgraded. The rollout ends when all pods have the manifest of their role.
+func TestRandomUpgradesOfGroupsEndStageByStage(t *testing.T) {
 	for n := range 200 {
 		w := newWorld(int64(n))
 		w.tracing = true
 		pick := w.rnd.Intn
 		counts := []int{1 + pick(5), 1 + pick(5)}
 		w.grouped(counts...)
-		if pick(3) == 0 { // one that is given up in its midst
-			w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, fmt.Sprintf("d%d", 1+pick(2)), spare(fmt.Sprintf("s%d", 1+pick(2)))))
+		if pick(3) == 0 { // another rollout before, perhaps aborted
+			w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(1)}, fmt.Sprintf("d%d", 1+pick(2)),
+				spare(fmt.Sprintf("s%d", 1+pick(2)))))
 			for range pick(20) {
 				w.round()
 			}
@@ -205,24 +209,28 @@ func TestStagesInPlaceOfAnyGroups(t *testing.T) {
 			w.round()
 			at := 0
 			for _, p := range w.podsOf(web1) {
-				if p.available && p.digest == map[string]string{"main": base, "spare": own}[p.role] && p.digest != was.ManifestOf(p.role) {
+				if p.available && p.digest == map[string]string{"main": base, "spare": own}[p.role] &&
+					p.digest != was.ManifestOf(p.role) {
 					at++
 				}
 			}
 			over := w.record == nil || w.record.Stage > stage
 			if over && stage > 0 && !abandoned && at < min(stage*step, changing) {
-				t.Fatalf("seed %d: stage %d of %+v is over with %d of %d pods that change", n, stage, record.Update, at, changing)
+				t.Fatalf("seed %d: stage %d of %+v is over with %d of %d pods that change", n, stage, record.Update, at,
+					changing)
 			}
 		}
-		w.rounds(60) // what was left of an abandoned rollout may follow
-		if w.record != nil || w.ended.Record.State != rollout.Done || w.running(base) != counts[0] || w.running(own) != counts[1] || len(w.broken) > 0 {
+		w.rounds(60) // pods left by an abandoned rollout may follow
+		if w.record != nil || w.ended.Record.State != rollout.Done || w.running(base) != counts[0] ||
+			w.running(own) != counts[1] || len(w.broken) > 0 {
 			t.Fatalf("seed %d: %+v %v %s", n, w.record, w.broken, w.counts())
 		}
 	}
 }
 
-// While one group changes the other may get more pods: the stage goes on as it was. New pods have what their roles have now, or had before.
-func TestRescaleOfOneGroupsRollout(t *testing.T) {
+// While one group changes, the other may get more pods, and the stage does not change. New pods have the new or the
+// former manifest of their role.
+func TestRescaleOfAnUnchangedGroupKeepsTheStage(t *testing.T) {
 	w := traced(t)
 	w.grouped(2, 4)
 	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, "d1", spare("s2")))
@@ -243,8 +251,8 @@ func TestRescaleOfOneGroupsRollout(t *testing.T) {
 	}
 }
 
-// What changes is found for each role: one that has no manifest of its own any more changes, and so does one that gets one. A new role has nothing that
-// it could go back to, unless its pods run the manifest of all.
+// A role changes if it loses its own manifest, or gets one. A new role with its own manifest is not counted, because it
+// has no former manifest.
 func TestWhichRolesAnUpgradeInPlaceCounts(t *testing.T) {
 	role := func(name string, n int) rc.ReplicaGroup { return rc.ReplicaGroup{Role: name, Count: ptr(n)} }
 	for name, c := range map[string]struct {
@@ -259,13 +267,23 @@ func TestWhichRolesAnUpgradeInPlaceCounts(t *testing.T) {
 		"the base alone":    {"d2", nil, []string{"main"}, "d1", 0},
 		"a group alone":     {"d1", spare("s2"), []string{"spare"}, "d1", 0},
 		"as all others now": {"d1", func(r *rc.RC) { r.GroupManifests = nil }, []string{"spare"}, "d1", 0},
-		"its own now":       {"d1", func(r *rc.RC) { r.GroupManifests = map[string]string{"main": "m2", "spare": "s1"} }, []string{"main"}, "d1", 0},
+		"its own now": {
+			"d1", func(r *rc.RC) { r.GroupManifests = map[string]string{"main": "m2", "spare": "s1"} },
+			[]string{"main"},
+			"d1", 0,
+		},
 		"a new role": {"d1", func(r *rc.RC) {
 			r.ReplicaGroups = append(r.ReplicaGroups, role("third", 1))
 			r.GroupManifests = map[string]string{"spare": "s2", "third": "t1"}
 		}, []string{"spare"}, "d1", 0},
-		"a new role with all": {"d2", func(r *rc.RC) { r.ReplicaGroups = append(r.ReplicaGroups, role("third", 1)) }, []string{"main", "third"}, "d1", 0},
-		"a role less":         {"d2", func(r *rc.RC) { r.ReplicaGroups, r.GroupManifests = r.ReplicaGroups[:1], nil }, nil, "d1", 0},
+		"a new role with all": {
+			"d2", func(r *rc.RC) { r.ReplicaGroups = append(r.ReplicaGroups, role("third", 1)) },
+			[]string{"main", "third"},
+			"d1", 0,
+		},
+		"a role less": {
+			"d2", func(r *rc.RC) { r.ReplicaGroups, r.GroupManifests = r.ReplicaGroups[:1], nil }, nil, "d1", 0,
+		},
 	} {
 		w := traced(t)
 		w.grouped(4, 4)
@@ -277,19 +295,34 @@ func TestWhichRolesAnUpgradeInPlaceCounts(t *testing.T) {
 	}
 }
 
-// No index of an ordered group may have two living copies: neither where the successor has such a group nor where the controller that it follows has one.
-func TestOnlyInPlaceWhereAGroupIsOrdered(t *testing.T) {
+// No index of an ordered group may have two living copies. So only in-place is allowed if the old or the new controller
+// has an ordered group.
+func TestOrderedGroupsAllowOnlyInPlace(t *testing.T) {
 	groups := map[bool][]rc.ReplicaGroup{false: groupsOf(3), true: groupsOf(3)}
 	groups[true][0].Ordered = true
-	for _, kind := range []string{rollout.AvailabilityStrategy, rollout.BlueGreenStrategy, rollout.ResourceUtilStrategy, rollout.CanaryStrategy} {
-		for _, ordered := range []struct{ old, next, refused bool }{{true, true, true}, {false, true, true}, {true, false, true}, {false, false, false}} {
-			old := rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groups[ordered.old], Generation: 3, Service: &rc.Service{Name: "web", Revision: 1}}
-			next := rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groups[ordered.next], Service: &rc.Service{Name: "web", Revision: 2}}
+	for _, strategy := range []string{
+		rollout.AvailabilityStrategy, rollout.BlueGreenStrategy, rollout.ResourceUtilStrategy, rollout.CanaryStrategy,
+	} {
+		for _, ordered := range []struct{ old, next, refused bool }{
+			{true, true, true}, {false, true, true}, {true, false, true}, {false, false, false},
+		} {
+			old := rc.RC{
+				ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groups[ordered.old], Generation: 3,
+				Service: &rc.Service{Name: "web", Revision: 1},
+			}
+			next := rc.RC{
+				ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groups[ordered.next],
+				Service: &rc.Service{Name: "web", Revision: 2},
+			}
 			st := &rc.Status{RCID: web1, ObservedGeneration: 3, Desired: 3, Placed: 3, Available: 3, Epoch: "n1"}
-			start := rollout.Start{ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", Knobs: rollout.Knobs{Strategy: kind}, New: next, Old: []rollout.Seen{{RC: old, Status: st}}}
+			start := rollout.Start{
+				ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", Knobs: rollout.Knobs{Strategy: strategy},
+				New: next, Old: []rollout.Seen{{RC: old, Status: st}},
+			}
 			_, err := rollout.Begin(start)
-			if ordered.refused && (!errors.Is(err, rollout.ErrRefused) || !strings.Contains(err.Error(), "it has an ordered group")) || !ordered.refused && err != nil {
-				t.Errorf("%s, %+v: %v", kind, ordered, err)
+			if ordered.refused && (!errors.Is(err, rollout.ErrRefused) ||
+				!strings.Contains(err.Error(), "it has an ordered group")) || !ordered.refused && err != nil {
+				t.Errorf("%s, %+v: %v", strategy, ordered, err)
 			}
 		}
 	}

@@ -2,20 +2,15 @@ package rollout
 
 import (
 	"slices"
-	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// inPlace lets more and more pods of one controller run its new manifest.
 type inPlace struct{}
 
-// Type implements Strategy.
-func (inPlace) Type() string { return InPlaceStrategy }
-
-// Rollout implements Strategy.
-func (inPlace) Rollout() *Rollout { return &Rollout{[]RolloutStep{InPlaceStep{}}} }
+// Steps implements Strategy.
+func (inPlace) Steps() []Step { return []Step{InPlaceStep{}} }
 
 // Plan implements Strategy.
 func (inPlace) Plan(w *Work) bool {
@@ -25,11 +20,11 @@ func (inPlace) Plan(w *Work) bool {
 	switch {
 	case m.Ctrl.InStages():
 		if m.Status == nil {
-			return false // how many pods are right already is not known
+			return false // the number of correct pods is not known
 		}
-		target = m.nextOfMode(n, w.stageSize(n, nil), w.Record.Stage)
+		target = m.nextModeLimit(n, w.stageSize(n, nil), w.Record.Stage)
 	case m.Ctrl.InPlace != nil:
-		target = m.atLeast(min(n, m.Ctrl.InPlace.Limit+w.stageSize(n, nil)))
+		target = m.notBelowLimit(min(n, m.Ctrl.InPlace.Limit+w.stageSize(n, nil)))
 	}
 	percent := 100
 	if n > 0 {
@@ -47,7 +42,8 @@ func (inPlace) Next(w *Work) Phase {
 	return Moving
 }
 
-// Reverse implements Strategy. The controller becomes what it was. Pods that run what it was go on; the limit says how many of the others follow.
+// Reverse implements Strategy. The controller gets its former record. Pods that run the former manifest are the limit,
+// which the stages of the rollback raise.
 func (inPlace) Reverse(w *Work) bool {
 	m, before := w.Upward(), w.Record.Before
 	if before == nil {
@@ -69,35 +65,34 @@ func (inPlace) Reverse(w *Work) bool {
 // Rescale implements Strategy.
 func (inPlace) Rescale(w *Work) {
 	m, n := w.Upward(), w.Record.Total()
-	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(inOrder(m.Ctrl.ReplicaGroups, w.Record.Groups))
-	m.final(n)
+	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(orderedAs(m.Ctrl.ReplicaGroups, w.Record.Groups))
+	m.setEnd(n)
 	w.Record.Update.shareOf(m.changing(w.Record.Groups))
 	if m.Target != nil {
-		less := m.atLeast(min(*m.Target, m.changing(w.Record.Groups)))
-		m.Target = &less
+		m.Target = new(m.notBelowLimit(min(*m.Target, m.changing(w.Record.Groups))))
 	}
-	if b := w.Record.Before; b != nil && (b.EachNode() || !m.Ctrl.EachNode()) { // else it has a count that somebody asked for
+	// An operator chose the counts in Before if the mode changed from counts to each node, so they are kept.
+	if b := w.Record.Before; b != nil && (b.EachNode() || !m.Ctrl.EachNode()) {
 		b.ReplicaGroups = b.WithCounts(fit(b.ReplicaGroups, w.Record.Groups, n))
 	}
 }
 
-// shareOf makes a step that is a share one of the n pods that change.
 func (u *Update) shareOf(n int) {
 	if u.Ratio > 0 {
 		u.Step = StageReplicas(n, 100, u.Ratio)
 	}
 }
 
-// changing returns how many replicas of groups the upgrade in place is about: those of the roles whose manifest changes.
 func (m *Member) changing(groups []rc.ReplicaGroup) int {
 	if m.Ctrl.InPlace == nil {
-		return total(groups)
+		return rc.Total(groups)
 	}
 	return m.Ctrl.InPlace.Counted(groups)
 }
 
-// atLeast returns a target that takes no pod back because nodes went: what was upgraded on the others stays.
-func (m *Member) atLeast(target int) int {
+// notBelowLimit returns target but, with a pod on each node, at least the present limit. Otherwise an upgraded pod
+// would get the former manifest again when the number of nodes shrinks.
+func (m *Member) notBelowLimit(target int) int {
 	if m.Ctrl.EachNode() && m.Ctrl.InPlace != nil {
 		return max(target, m.Ctrl.InPlace.Limit)
 	}
@@ -113,14 +108,14 @@ func (inPlace) Finish(w *Work) {
 	}
 }
 
-// lowersMinimum reports whether the controller has the minimum of the rollout in place of its own. In place that is so on
-// the way back: its own may be all of its pods, and then none could be upgraded.
-func (r *Record) lowersMinimum() bool { return r.GoesBack() && r.Before != nil }
+// lowersMinimum reports whether the controller has the rollout's minimum instead of its own. A rollback in place needs
+// that: its own may be all of its pods, and then none could be changed.
+func (r *Record) lowersMinimum() bool { return r.RollsBack() && r.Before != nil }
 
 // InPlaceStep raises the limit of an upgrade in place.
 type InPlaceStep struct{}
 
-// Execute implements RolloutStep.
+// Execute implements Step.
 func (InPlaceStep) Execute(_ *Work, up, _ []*Member) {
 	for _, m := range up {
 		if m.Ctrl.InPlace != nil {
@@ -129,27 +124,20 @@ func (InPlaceStep) Execute(_ *Work, up, _ []*Member) {
 	}
 }
 
-// Verify implements RolloutStep.
-func (InPlaceStep) Verify(w *Work, up, _ []*Member) (bool, time.Duration, error) {
+// Verify implements Step.
+func (InPlaceStep) Verify(w *Work, up, _ []*Member) (bool, error) {
 	for _, m := range up {
-		if m.ahead() {
-			return false, 0, nil
+		if m.statusIsOld() {
+			return false, nil
 		}
-		if err := w.hopeless(m); err != nil {
-			return false, 0, err
-		}
-		if !m.allUpgraded(*m.Target) {
-			return false, 0, nil
+		if err := w.hopeless(m); err != nil || !m.allUpgraded(*m.Target) {
+			return false, err
 		}
 	}
-	return true, 0, nil
+	return true, nil
 }
 
-// ModifyStatus implements RolloutStep.
-func (InPlaceStep) ModifyStatus(w *Work, up, down []*Member) { w.progress(up, down) }
-
-// ahead reports whether the controller is about to change in what its status speaks of.
-func (m *Member) ahead() bool {
+func (m *Member) statusIsOld() bool {
 	a, b := m.Ctrl, m.read
 	if (a.InPlace == nil) != (b.InPlace == nil) || !a.Digests().Equal(b.Digests()) || !m.caughtUp() {
 		return true
@@ -157,16 +145,16 @@ func (m *Member) ahead() bool {
 	return a.InPlace != nil && (a.InPlace.Limit != b.InPlace.Limit || m.kept() != kept(&b))
 }
 
-// begins returns what a new upgrade in place begins with, from the controller as it is and what it becomes. A rollout that was given up has left
-// pods of two manifests: those that run the new one already are not taken back, and what the others get is never the new one.
-func begins(was, next *rc.RC) rc.InPlace {
+// initialInPlace returns the limits at the start of an upgrade in place. After a rollout that was given up, pods have
+// two manifests. Those with the new one keep it, and From is never the new one.
+func initialInPlace(was, next *rc.RC) rc.InPlace {
 	from, to := was.Digests(), next.Digests()
 	p := was.InPlace
 	if p != nil && p.From != "" {
 		from = p.Former()
 	}
 	if InStages(was, next) {
-		return beginsStages(from, to)
+		return initialInStages(from, to)
 	}
 	var out rc.InPlace
 	roles := changingRoles(was.ReplicaGroups, next.ReplicaGroups, from, to)
@@ -181,9 +169,10 @@ func begins(was, next *rc.RC) rc.InPlace {
 		out.Roles = roles
 	}
 	if p != nil && out.Limit == 0 {
-		out.Limit = min(p.Limit, rc.Total(slices.DeleteFunc(slices.Clone(was.ReplicaGroups), func(g rc.ReplicaGroup) bool {
+		upgraded := slices.DeleteFunc(slices.Clone(was.ReplicaGroups), func(g rc.ReplicaGroup) bool {
 			return !p.Counts(g.Role) || !slices.Contains(roles, g.Role) || was.ManifestOf(g.Role) != to.Of(g.Role)
-		})))
+		})
+		out.Limit = min(p.Limit, rc.Total(upgraded))
 	}
 	if !from.Equal(to) {
 		out.From, out.FromGroups = from.Base, from.Groups
@@ -191,7 +180,8 @@ func begins(was, next *rc.RC) rc.InPlace {
 	return out
 }
 
-// changingRoles returns the roles whose pods get another manifest. A new role that has a manifest of its own has no former one: its pods begin with it.
+// changingRoles returns the roles whose pods get another manifest. Pods of a new role with its own manifest begin with
+// it.
 func changingRoles(was, next []rc.ReplicaGroup, from, to rc.Digests) []string {
 	var roles []string
 	for _, g := range next {
@@ -203,8 +193,7 @@ func changingRoles(was, next []rc.ReplicaGroup, from, to rc.Digests) []string {
 	return roles
 }
 
-// inOrder returns groups in the order in which a controller has them.
-func inOrder(as, groups []rc.ReplicaGroup) []rc.ReplicaGroup {
+func orderedAs(as, groups []rc.ReplicaGroup) []rc.ReplicaGroup {
 	out := field.Copy(groups)
 	at := func(role string) int {
 		return slices.IndexFunc(as, func(g rc.ReplicaGroup) bool { return g.Role == role })

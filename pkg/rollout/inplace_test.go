@@ -46,7 +46,7 @@ func TestInPlaceGoesInStages(t *testing.T) {
 	}
 }
 
-func TestInPlaceOfNothing(t *testing.T) {
+func TestInPlaceWithoutPodsEnds(t *testing.T) {
 	w := traced(t)
 	w.old(1, 0)
 	w.must(t, w.deployInPlace(rollout.Knobs{}, "d2", nil))
@@ -56,7 +56,7 @@ func TestInPlaceOfNothing(t *testing.T) {
 	}
 }
 
-func TestInPlaceRollbackGoesOnFromWhatRunsStill(t *testing.T) {
+func TestAnInPlaceRollbackCountsPodsOfTheOldManifest(t *testing.T) {
 	w := traced(t)
 	w.old(1, 8)
 	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, "d2", nil))
@@ -77,12 +77,13 @@ func TestInPlaceRollbackGoesOnFromWhatRunsStill(t *testing.T) {
 		w.round()
 	}
 	w.ask(rollout.RollbackVerb)
-	if r := w.rcs[web1]; r.InPlace.Limit != 6 && r.InPlace.Limit != 5 { // twice a stage beyond what nobody has changed
+	// The limit is the number of pods that were not upgraded, and a stage of doubled size.
+	if r := w.rcs[web1]; r.InPlace.Limit != 6 && r.InPlace.Limit != 5 {
 		t.Errorf("%+v", r.InPlace)
 	}
 }
 
-func TestInPlaceIsNotDoneWhileSomethingIsLeft(t *testing.T) {
+func TestInPlaceIsNotDoneWhileAnyCopyIsLeft(t *testing.T) {
 	w := traced(t)
 	w.old(1, 2)
 	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(2)}, "d2", nil))
@@ -119,7 +120,7 @@ func TestInPlaceIsNotDoneWhileSomethingIsLeft(t *testing.T) {
 	}
 }
 
-func TestRescale(t *testing.T) {
+func TestRescaleChangesCountsDuringARollout(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 6))
@@ -136,7 +137,8 @@ func TestRescale(t *testing.T) {
 	}
 	up := desired(w.rcs[web2])
 	w.rescale(9)
-	if r := w.record; r.Total() != 9 || r.Update.Min != 9 || r.Max() != 10 || desired(w.rcs[web2]) != up || desired(w.rcs[web1]) != 9-up || total(r.Revisions[0].Before) != 9 {
+	if r := w.record; r.Total() != 9 || r.Update.Min != 9 || r.Max() != 10 || desired(w.rcs[web2]) != up ||
+		desired(w.rcs[web1]) != 9-up || total(r.Revisions[0].Before) != 9 {
 		t.Errorf("%+v, r1 %d, r2 %d", r, desired(w.rcs[web1]), desired(w.rcs[web2]))
 	}
 	w.rounds(2)
@@ -149,7 +151,7 @@ func TestRescale(t *testing.T) {
 	w.has(t, map[string]int{web1: 0, web2: 1})
 }
 
-func TestRescaleInPlace(t *testing.T) {
+func TestRescaleInPlaceChangesCountsDuringARollout(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4, 2)
 	w.must(t, w.deployInPlace(rollout.Knobs{Step: amount(3)}, "d2", nil))
@@ -157,7 +159,8 @@ func TestRescaleInPlace(t *testing.T) {
 		w.round()
 	}
 	w.rescale(2, 0)
-	if r := w.rcs[web1]; *r.ReplicaGroups[0].Count != 2 || *r.ReplicaGroups[1].Count != 0 || total(w.record.Before.ReplicaGroups) != 2 || *w.record.Upward().Target > 2 {
+	if r := w.rcs[web1]; *r.ReplicaGroups[0].Count != 2 || *r.ReplicaGroups[1].Count != 0 ||
+		total(w.record.Before.ReplicaGroups) != 2 || *w.record.Upward().Target > 2 {
 		t.Errorf("%+v", r)
 	}
 	w.settles(t, rollout.Done)

@@ -12,16 +12,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Amount is a number of replicas, 3, or a share of those that the service has, "10%".
+// Amount is a number of replicas, such as 3, or a share of them, such as "10%".
 type Amount struct {
 	Percent bool
 	N       int
 }
 
-// AmountAllowed says in words what an amount may be.
-var AmountAllowed = fmt.Sprintf(`a whole number of replicas from 0 to %d, or a percentage from "0%%" to "100%%"`, rc.MaxReplicas)
+// AmountAllowed describes valid amounts.
+var AmountAllowed = fmt.Sprintf(`a whole number of replicas from 0 to %d, or a percentage from "0%%" to "100%%"`,
+	rc.MaxReplicas)
 
-// check records an amount that is less than least, or more than there can be; path names its field.
 func (a *Amount) check(errs *field.Errors, path string, least int) {
 	if a == nil {
 		return
@@ -35,7 +35,7 @@ func (a *Amount) check(errs *field.Errors, path string, least int) {
 	}
 }
 
-// ParseAmount reads "3" or "10%".
+// ParseAmount reads "3" or "10%". An error is a *field.Error.
 func ParseAmount(text string) (Amount, error) {
 	digits, percent := strings.CutSuffix(text, "%")
 	n, err := strconv.Atoi(digits)
@@ -79,8 +79,7 @@ func (a *Amount) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// of returns the amount in replicas of a service that has n of them; a share is rounded down.
-func (a Amount) of(n int) int {
+func (a Amount) roundedDown(n int) int {
 	if a.Percent {
 		return n * a.N / 100
 	}
@@ -91,7 +90,7 @@ func (a Amount) of(n int) int {
 const (
 	OnTimeoutRollback = "rollback"
 	OnTimeoutPause    = "pause"
-	OnTimeoutContinue = "continue" // go on waiting; the reason says so
+	OnTimeoutContinue = "continue" // wait longer; Record.Stuck has the reason
 )
 
 // Orders in which a stage moves counts.
@@ -110,33 +109,38 @@ const (
 	PreDeployTimeout       = 5 * time.Minute
 )
 
-// Limits of the knobs, besides those of a controller.
+// Limits of the knobs, in addition to a controller's limits.
 const (
 	MaxRevisionHistory = 1000
 	MaxGateRetries     = 1000
 )
 
-// Knobs is how a service document says how it is rolled out: its field "update". Each has one name, there, in flags and in the documentation.
+// Knobs is the field "update" of a service document: how the service is rolled out.
 type Knobs struct {
-	Strategy        string          `json:"strategy,omitempty"`         // StrategyNames; default: availability, with order stop-first resourceutil
-	Order           string          `json:"order,omitempty"`            // start-first or stop-first
-	Step            *Amount         `json:"step,omitempty"`             // of a stage; default 10 %, at least 1; in place a share of the pods that change
-	MaxSurge        *Amount         `json:"max_surge,omitempty"`        // pods beyond the desired number; default: step, stop-first 0
-	MaxUnavailable  *Amount         `json:"max_unavailable,omitempty"`  // pods that the rollout may take before their successors are available; default 0, stop-first: step
-	MinAvailable    *int            `json:"min_available,omitempty"`    // default: the desired number less max_unavailable
-	StageTimeout    *field.Duration `json:"stage_timeout,omitempty"`    // without any progress; default 2m
-	OnTimeout       string          `json:"on_timeout,omitempty"`       // rollback (default), pause or continue
-	Delay           *field.Duration `json:"delay,omitempty"`            // between stages; default none
-	LeaveOld        bool            `json:"leave_old,omitempty"`        // the old controllers stay at the end, with the count 0
-	RevisionHistory *int            `json:"revision_history,omitempty"` // revisions kept besides the one in effect; default 10
-	Canary          *Canary         `json:"canary,omitempty"`           // strategy canary
-	AutoPromote     *field.Duration `json:"auto_promote,omitempty"`     // canary, blue-green: goes on by itself after this; default: an operator has to
-	KeepOld         *field.Duration `json:"keep_old,omitempty"`         // blue-green: how long the old pods stand by
-	Gates           Gates           `json:"gates,omitzero"`
-	GroupOrder      []string        `json:"group_order,omitempty"` // roles in the order in which they roll; default: as declared
+	Strategy string `json:"strategy,omitempty"` // default: availability, with stop-first: resourceutil
+	Order    string `json:"order,omitempty"`    // start-first or stop-first
+	// Step is the size of a stage; default 10 %, at least 1. In place it is a share of the pods that change.
+	Step *Amount `json:"step,omitempty"`
+	// MaxSurge is the most pods beyond the desired number; default: step, with stop-first 0.
+	MaxSurge *Amount `json:"max_surge,omitempty"`
+	// MaxUnavailable is how many pods may stop before their successors are available; default 0, with stop-first: step.
+	MaxUnavailable *Amount         `json:"max_unavailable,omitempty"`
+	MinAvailable   *int            `json:"min_available,omitempty"` // default: desired number less max_unavailable
+	StageTimeout   *field.Duration `json:"stage_timeout,omitempty"` // without any progress; default 2m
+	OnTimeout      string          `json:"on_timeout,omitempty"`    // rollback (default), pause or continue
+	Delay          *field.Duration `json:"delay,omitempty"`         // between stages; default none
+	LeaveOld       bool            `json:"leave_old,omitempty"`     // keep the old controllers, with the count 0
+	// RevisionHistory is how many revisions are kept besides the one in effect; default 10.
+	RevisionHistory *int    `json:"revision_history,omitempty"`
+	Canary          *Canary `json:"canary,omitempty"` // strategy canary
+	// AutoPromote promotes a canary or blue-green after this time; default: an operator promotes.
+	AutoPromote *field.Duration `json:"auto_promote,omitempty"`
+	KeepOld     *field.Duration `json:"keep_old,omitempty"` // blue-green: how long the old pods stand by
+	Gates       Gates           `json:"gates,omitzero"`
+	GroupOrder  []string        `json:"group_order,omitempty"` // roles in their rolling order; default: as declared
 }
 
-// Canary is the first stage of the strategy canary.
+// Canary configures the first stage of the strategy canary.
 type Canary struct {
 	Pods int `json:"pods"` // default 1
 }
@@ -147,22 +151,24 @@ type Gates struct {
 	AfterStage  []Hook `json:"after_stage,omitempty"`
 }
 
-// Hook is a URL that is asked with POST; each answer 2xx agrees.
+// Hook is a URL that is asked with POST; every answer 2xx agrees.
 type Hook struct {
 	URL     string          `json:"url"`
 	Timeout *field.Duration `json:"timeout,omitempty"` // of a try; default 10s
 	Retries *int            `json:"retries,omitempty"` // after the first try; default 3
 }
 
-// Update is Knobs for one rollout, in replicas.
+// Update is the knobs of one rollout, in pods.
 type Update struct {
-	Ratio        int             `json:"ratio,omitempty"` // share of a stage in percent; 0: Step replicas
-	Step         int             `json:"step"`            // of a stage, at least 1; in place a share of those that change
-	Surge        int             `json:"surge"`
-	Keep         int             `json:"keep,omitempty" feature:"lower-counts"` // pods beyond the desired number that stay until the new revision has the minimum by itself
-	Unavailable  int             `json:"unavailable"`
-	Min          int             `json:"min"`           // available pods of the service that the rollout leaves
-	First        int             `json:"first"`         // pods that are added at once where the service has none: min_available if a document names it
+	Ratio int `json:"ratio,omitempty"` // share of a stage in percent; 0: Step replicas
+	Step  int `json:"step"`            // size of a stage, at least 1; in place a share of the pods that change
+	Surge int `json:"surge"`
+	// Keep is how many pods beyond the desired number are kept until the new revision has the minimum by itself.
+	Keep        int `json:"keep,omitempty" feature:"lower-counts"`
+	Unavailable int `json:"unavailable"`
+	Min         int `json:"min"` // available pods of the service that the rollout keeps
+	// First is how many pods are added at once to a service without pods: min_available if a document has it.
+	First        int             `json:"first"`
 	StageTimeout field.Duration  `json:"stage_timeout"` // 0: never
 	OnTimeout    string          `json:"on_timeout"`
 	Delay        field.Duration  `json:"delay,omitempty"`
@@ -173,8 +179,8 @@ type Update struct {
 	Gates        Gates           `json:"gates,omitzero"`
 }
 
-// Kind returns the strategy that the knobs ask for.
-func (k *Knobs) Kind() string {
+// StrategyName returns the strategy that the knobs ask for.
+func (k *Knobs) StrategyName() string {
 	switch {
 	case k.Strategy != "":
 		return k.Strategy
@@ -188,9 +194,11 @@ func (k *Knobs) Kind() string {
 }
 
 // StopsFirst reports whether the old revisions shrink before the new one grows.
-func (k *Knobs) StopsFirst() bool { return k.Kind() == ResourceUtilStrategy || k.Order == StopFirst }
+func (k *Knobs) StopsFirst() bool {
+	return k.StrategyName() == ResourceUtilStrategy || k.Order == StopFirst
+}
 
-// Validate reports every mistake that can be seen without the service, with paths below path.
+// Validate returns every mistake that can be found without the service.
 func (k *Knobs) Validate() field.Errors {
 	var errs field.Errors
 	oneOf := func(name, value string, allowed ...string) {
@@ -238,7 +246,8 @@ func (g *Gates) validate(errs *field.Errors) {
 			}
 			field.CheckWait(errs, path+".timeout", h.Timeout)
 			if h.Timeout != nil && *h.Timeout == 0 {
-				errs.Add(path+".timeout", field.Text(time.Duration(*h.Timeout).String()), `a length of time, more than zero, such as "10s"`)
+				errs.Add(path+".timeout", field.Text(time.Duration(*h.Timeout).String()),
+					`a length of time, more than zero, such as "10s"`)
 			}
 			if h.Retries != nil {
 				field.CheckRange(errs, path+".retries", *h.Retries, 0, MaxGateRetries)

@@ -2,6 +2,10 @@ package rollout_test
 
 import (
 	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +18,10 @@ import (
 )
 
 func TestAmountInJSON(t *testing.T) {
-	for text, want := range map[string]rollout.Amount{`3`: {N: 3}, `0`: {}, `"10%"`: {Percent: true, N: 10}, `"0%"`: {Percent: true}, `"100%"`: {Percent: true, N: 100}} {
+	for text, want := range map[string]rollout.Amount{
+		`3`: {N: 3}, `0`: {}, `"10%"`: {Percent: true, N: 10}, `"0%"`: {Percent: true},
+		`"100%"`: {Percent: true, N: 100},
+	} {
 		var a rollout.Amount
 		if err := json.Unmarshal([]byte(text), &a); err != nil || a != want {
 			t.Errorf("%s: %+v, %v", text, a, err)
@@ -29,25 +36,33 @@ func TestAmountInJSON(t *testing.T) {
 			t.Errorf("%s: %+v, %v", text, a, err)
 		}
 	}
-	if a, err := rollout.ParseAmount("101"); err != nil || a.N != 101 {
-		t.Error(a, err)
+	for _, n := range []int{101, rc.MaxReplicas} {
+		if a, err := rollout.ParseAmount(strconv.Itoa(n)); err != nil || a.N != n || a.Percent {
+			t.Error(a, err)
+		}
+	}
+	if a, err := rollout.ParseAmount(strconv.Itoa(rc.MaxReplicas + 1)); err == nil {
+		t.Errorf("more pods than a controller may have: %+v", a)
 	}
 }
 
 func TestKnobsInADocument(t *testing.T) {
 	var k rollout.Knobs
-	if err := field.Decode([]byte(`{"step":"25%","max_surge":2,"stage_timeout":"1m","canary":{"pods":3},"gates":{"before_stage":[{"url":"http://x"}]}}`), &k); err != nil {
+	const document = `{"step":"25%","max_surge":2,"stage_timeout":"1m","canary":{"pods":3},` +
+		`"gates":{"before_stage":[{"url":"http://x"}]}}`
+	if err := field.Decode([]byte(document), &k); err != nil {
 		t.Fatal(err)
 	}
-	if k.Step.String() != "25%" || k.MaxSurge.String() != "2" || k.Kind() != rollout.CanaryStrategy || k.Gates.BeforeStage[0].URL != "http://x" {
+	if k.Step.String() != "25%" || k.MaxSurge.String() != "2" || k.StrategyName() != rollout.CanaryStrategy ||
+		k.Gates.BeforeStage[0].URL != "http://x" {
 		t.Errorf("%+v", k)
 	}
 }
 
-func TestKindOfKnobs(t *testing.T) {
+func TestKnobsChooseAStrategy(t *testing.T) {
 	for _, tt := range []struct {
 		k     rollout.Knobs
-		kind  string
+		name  string
 		stops bool
 	}{
 		{rollout.Knobs{}, "availability", false},
@@ -58,29 +73,33 @@ func TestKindOfKnobs(t *testing.T) {
 		{rollout.Knobs{Canary: &rollout.Canary{Pods: 1}}, "canary", false},
 		{rollout.Knobs{Strategy: "blue-green"}, "blue-green", false},
 	} {
-		if tt.k.Kind() != tt.kind || tt.k.StopsFirst() != tt.stops {
-			t.Errorf("%+v: %s %v", tt.k, tt.k.Kind(), tt.k.StopsFirst())
+		if tt.k.StrategyName() != tt.name || tt.k.StopsFirst() != tt.stops {
+			t.Errorf("%+v: %s %v", tt.k, tt.k.StrategyName(), tt.k.StopsFirst())
 		}
 	}
 }
 
-func TestKnobsThatAreWrong(t *testing.T) {
+func TestWrongKnobsAreRefused(t *testing.T) {
 	minus := length(-time.Second)
 	for want, k := range map[string]rollout.Knobs{
-		"strategy":                     {Strategy: "x"},
-		"order":                        {Order: "x"},
-		"on_timeout":                   {OnTimeout: "x"},
-		"step":                         {Step: &rollout.Amount{Percent: true}},
-		"min_available":                {MinAvailable: ptr(-1)},
-		"revision_history":             {RevisionHistory: ptr(-1)},
-		"stage_timeout":                {StageTimeout: minus},
-		"delay":                        {Delay: minus},
-		"auto_promote":                 {AutoPromote: minus},
-		"keep_old":                     {KeepOld: minus},
-		"canary.pods":                  {Canary: &rollout.Canary{}},
-		"gates.before_stage[0].url":    {Gates: rollout.Gates{BeforeStage: []rollout.Hook{{URL: "ftp://x"}}}},
-		"gates.after_stage[1].timeout": {Gates: rollout.Gates{AfterStage: []rollout.Hook{{URL: "http://x"}, {URL: "https://x", Timeout: length(0)}}}},
-		"gates.after_stage[0].retries": {Gates: rollout.Gates{AfterStage: []rollout.Hook{{URL: "http://x", Retries: ptr(-1)}}}},
+		"strategy":                  {Strategy: "x"},
+		"order":                     {Order: "x"},
+		"on_timeout":                {OnTimeout: "x"},
+		"step":                      {Step: &rollout.Amount{Percent: true}},
+		"min_available":             {MinAvailable: ptr(-1)},
+		"revision_history":          {RevisionHistory: ptr(-1)},
+		"stage_timeout":             {StageTimeout: minus},
+		"delay":                     {Delay: minus},
+		"auto_promote":              {AutoPromote: minus},
+		"keep_old":                  {KeepOld: minus},
+		"canary.pods":               {Canary: &rollout.Canary{}},
+		"gates.before_stage[0].url": {Gates: rollout.Gates{BeforeStage: []rollout.Hook{{URL: "ftp://x"}}}},
+		"gates.after_stage[1].timeout": {
+			Gates: rollout.Gates{AfterStage: []rollout.Hook{{URL: "http://x"}, {URL: "https://x", Timeout: length(0)}}},
+		},
+		"gates.after_stage[0].retries": {
+			Gates: rollout.Gates{AfterStage: []rollout.Hook{{URL: "http://x", Retries: ptr(-1)}}},
+		},
 	} {
 		errs := k.Validate()
 		if len(errs) != 1 || errs[0].Field != want {
@@ -88,14 +107,15 @@ func TestKnobsThatAreWrong(t *testing.T) {
 		}
 	}
 	fine := fullRecord().Knobs
-	fine.MinAvailable, fine.RevisionHistory, fine.StageTimeout, fine.Delay, fine.Canary.Pods, fine.Step = ptr(0), ptr(0), length(0), length(0), 1, amount(1)
+	fine.MinAvailable, fine.RevisionHistory, fine.StageTimeout, fine.Delay, fine.Canary.Pods, fine.Step = ptr(0),
+		ptr(0), length(0), length(0), 1, amount(1)
 	fine.Gates.AfterStage[0].Retries, fine.Gates.AfterStage[0].Timeout = ptr(0), length(1)
 	if errs := fine.Validate(); len(errs) > 0 {
 		t.Error(errs)
 	}
 }
 
-func TestKnobsAsNumbers(t *testing.T) {
+func TestKnobsBecomeNumbersOfPods(t *testing.T) {
 	percent := func(n int) *rollout.Amount { return &rollout.Amount{Percent: true, N: n} }
 	for name, tt := range map[string]struct {
 		k      rollout.Knobs
@@ -103,27 +123,88 @@ func TestKnobsAsNumbers(t *testing.T) {
 		want   rollout.Update
 		stages int
 	}{
-		"defaults":    {rollout.Knobs{}, 20, 20, rollout.Update{Ratio: 10, Step: 2, Surge: 2, Min: 20}, 10},
-		"few":         {rollout.Knobs{}, 3, 3, rollout.Update{Ratio: 10, Step: 1, Surge: 1, Min: 3}, 3},
-		"none":        {rollout.Knobs{}, 0, 3, rollout.Update{Ratio: 10, Step: 1, Surge: 1}, 1},
-		"number":      {rollout.Knobs{Step: amount(3)}, 20, 20, rollout.Update{Step: 3, Surge: 3, Min: 20}, 7},
-		"surge":       {rollout.Knobs{MaxSurge: percent(11)}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 2, Min: 10}, 10},
-		"surge 1":     {rollout.Knobs{MaxSurge: amount(1), Step: amount(5)}, 10, 10, rollout.Update{Step: 5, Surge: 1, Min: 10}, 10},
-		"unavailable": {rollout.Knobs{MaxUnavailable: percent(19)}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 1, Unavailable: 1, Min: 9}, 10},
-		"all away":    {rollout.Knobs{MaxUnavailable: amount(12)}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 1, Unavailable: 10}, 10},
-		"least":       {rollout.Knobs{MinAvailable: ptr(4)}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 1, Min: 4, First: 4}, 10},
-		"both":        {rollout.Knobs{MinAvailable: ptr(8), MaxUnavailable: amount(5)}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 1, Unavailable: 2, Min: 8, First: 8}, 10},
-		"no surge":    {rollout.Knobs{MinAvailable: ptr(8), MaxSurge: amount(0)}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Unavailable: 2, Min: 8, First: 8}, 10},
-		"stop first":  {rollout.Knobs{Order: "stop-first", Step: percent(30)}, 10, 10, rollout.Update{Ratio: 30, Step: 3, Unavailable: 3, Min: 7}, 4},
-		"stop both":   {rollout.Knobs{Order: "stop-first", MaxSurge: amount(1)}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 1, Unavailable: 1, Min: 9}, 10},
-		"canary":      {rollout.Knobs{Canary: &rollout.Canary{Pods: 3}}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 3, CanaryPods: 3, Min: 10}, 10},
-		"canary 1":    {rollout.Knobs{Strategy: "canary"}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 1, CanaryPods: 1, Min: 10}, 10},
-		"blue-green":  {rollout.Knobs{Strategy: "blue-green"}, 4, 9, rollout.Update{Ratio: 10, Step: 1, Surge: 9, Min: 4}, 2},
-		"blue-green+": {rollout.Knobs{Strategy: "blue-green", MaxSurge: amount(9)}, 9, 4, rollout.Update{Ratio: 10, Step: 1, Surge: 9, Min: 9}, 2},
+		"defaults": {rollout.Knobs{}, 20, 20, rollout.Update{Ratio: 10, Step: 2, Surge: 2, Min: 20}, 10},
+		"few":      {rollout.Knobs{}, 3, 3, rollout.Update{Ratio: 10, Step: 1, Surge: 1, Min: 3}, 3},
+		"none":     {rollout.Knobs{}, 0, 3, rollout.Update{Ratio: 10, Step: 1, Surge: 1}, 1},
+		"number":   {rollout.Knobs{Step: amount(3)}, 20, 20, rollout.Update{Step: 3, Surge: 3, Min: 20}, 7},
+		"surge": {
+			rollout.Knobs{MaxSurge: percent(11)}, 10, 10, rollout.Update{Ratio: 10, Step: 1, Surge: 2, Min: 10}, 10,
+		},
+		"surge 1": {
+			rollout.Knobs{MaxSurge: amount(1), Step: amount(5)}, 10, 10, rollout.Update{Step: 5, Surge: 1, Min: 10}, 10,
+		},
+		"unavailable": {
+			rollout.Knobs{MaxUnavailable: percent(19)},
+			10, 10,
+			rollout.Update{Ratio: 10, Step: 1, Surge: 1, Unavailable: 1, Min: 9},
+			10,
+		},
+		"all away": {
+			rollout.Knobs{MaxUnavailable: amount(12)},
+			10, 10,
+			rollout.Update{Ratio: 10, Step: 1, Surge: 1, Unavailable: 10},
+			10,
+		},
+		"least": {
+			rollout.Knobs{MinAvailable: ptr(4)},
+			10, 10,
+			rollout.Update{Ratio: 10, Step: 1, Surge: 1, Min: 4, First: 4},
+			10,
+		},
+		"both": {
+			rollout.Knobs{MinAvailable: ptr(8), MaxUnavailable: amount(5)},
+			10, 10,
+			rollout.Update{Ratio: 10, Step: 1, Surge: 1, Unavailable: 2, Min: 8, First: 8},
+			10,
+		},
+		"no surge": {
+			rollout.Knobs{MinAvailable: ptr(8), MaxSurge: amount(0)},
+			10, 10,
+			rollout.Update{Ratio: 10, Step: 1, Unavailable: 2, Min: 8, First: 8},
+			10,
+		},
+		"stop first": {
+			rollout.Knobs{Order: "stop-first", Step: percent(30)},
+			10, 10,
+			rollout.Update{Ratio: 30, Step: 3, Unavailable: 3, Min: 7},
+			4,
+		},
+		"stop both": {
+			rollout.Knobs{Order: "stop-first", MaxSurge: amount(1)},
+			10, 10,
+			rollout.Update{Ratio: 10, Step: 1, Surge: 1, Unavailable: 1, Min: 9},
+			10,
+		},
+		"canary": {
+			rollout.Knobs{Canary: &rollout.Canary{Pods: 3}},
+			10, 10,
+			rollout.Update{Ratio: 10, Step: 1, Surge: 3, CanaryPods: 3, Min: 10},
+			10,
+		},
+		"canary 1": {
+			rollout.Knobs{Strategy: "canary"},
+			10, 10,
+			rollout.Update{Ratio: 10, Step: 1, Surge: 1, CanaryPods: 1, Min: 10},
+			10,
+		},
+		"blue-green": {
+			rollout.Knobs{Strategy: "blue-green"}, 4, 9, rollout.Update{Ratio: 10, Step: 1, Surge: 9, Min: 4}, 2,
+		},
+		"blue-green+": {
+			rollout.Knobs{Strategy: "blue-green", MaxSurge: amount(9)},
+			9, 4,
+			rollout.Update{Ratio: 10, Step: 1, Surge: 9, Min: 9},
+			2,
+		},
 	} {
 		s := rollout.Start{
-			ID: "A", Service: "web", Knobs: tt.k, New: rc.RC{ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(tt.n), Service: &rc.Service{Name: "web", Revision: 2}},
-			Old: []rollout.Seen{{RC: rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(tt.old)}}},
+			ID: "A", Service: "web", Knobs: tt.k, New: rc.RC{
+				ID: web2, Name: "web-r2", ManifestDigest: "d2", ReplicaGroups: groupsOf(tt.n),
+				Service: &rc.Service{Name: "web", Revision: 2},
+			},
+			Old: []rollout.Seen{
+				{RC: rc.RC{ID: web1, Name: "web-r1", ManifestDigest: "d1", ReplicaGroups: groupsOf(tt.old)}},
+			},
 		}
 		tt.want.StageTimeout, tt.want.OnTimeout = field.Duration(2*time.Minute), rollout.OnTimeoutRollback
 		got, err := rollout.Begin(s)
@@ -184,14 +265,15 @@ func TestRetargetTakesTheAbandonedDownFirst(t *testing.T) {
 		w.round()
 	}
 	w.must(t, w.deploy(rollout.Knobs{}, 3, 6))
-	if r := w.record; !r.Revisions[1].Abandoned || r.Revisions[0].Abandoned || r.ID != "R3" || len(r.Revisions) != 3 || total(r.Revisions[0].Before) != 6 {
+	if r := w.record; !r.Revisions[1].Abandoned || r.Revisions[0].Abandoned || r.ID != "R3" || len(r.Revisions) != 3 ||
+		total(r.Revisions[0].Before) != 6 {
 		t.Errorf("%+v", r.Revisions)
 	}
 	r1 := len(w.podsOf(web1))
 	for len(w.podsOf(web2)) > 0 {
 		w.round()
 		if n := desired(w.rcs[web1]); n < min(r1, 3) && desired(w.rcs[web2]) > 0 {
-			t.Fatalf("the old revision goes to %d before the abandoned one is gone", n)
+			t.Fatalf("the old revision shrinks to %d before the abandoned one is gone", n)
 		}
 	}
 	w.ask(rollout.RollbackVerb)
@@ -211,7 +293,7 @@ func TestLeaveOld(t *testing.T) {
 	}
 }
 
-func TestOldControllerStaysWhileMachinesAreLost(t *testing.T) {
+func TestAnOldControllerIsKeptWhileMachinesAreLost(t *testing.T) {
 	w := traced(t)
 	w.old(1, 2)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 2))
@@ -229,16 +311,31 @@ func TestOldControllerStaysWhileMachinesAreLost(t *testing.T) {
 }
 
 func TestTheStrategiesAreAllThere(t *testing.T) {
-	all := rollout.NewRolloutStrategy()
-	for _, name := range rollout.StrategyNames() {
-		if s := rollout.StrategyFor(name); s == nil || s.Type() != name || all[name] == nil {
+	source, err := os.ReadFile("strategy.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, m := range regexp.MustCompile(`(?m)^\t[A-Za-z]+Strategy += "([^"]+)"`).FindAllSubmatch(source, -1) {
+		want = append(want, string(m[1]))
+	}
+	slices.Sort(want)
+	names := rollout.StrategyNames()
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("constants are -, strategies have +:\n%s", diff)
+	}
+	for _, name := range names {
+		if s := rollout.StrategyFor(name); s == nil || len(s.Steps()) == 0 {
 			t.Error(name)
 		}
 	}
-	if _, up := all[rollout.AvailabilityStrategy].RolloutSteps[0].(rollout.ScaleUpStep); !up || len(all) != 5 {
-		t.Error("availability goes up first")
+	first := func(strategy string) rollout.Step {
+		return rollout.StrategyFor(strategy).Steps()[0]
 	}
-	if down, ok := all[rollout.ResourceUtilStrategy].RolloutSteps[0].(rollout.ScaleDownStep); !ok || !down.First {
-		t.Error("resourceutil goes down first")
+	if _, up := first(rollout.AvailabilityStrategy).(rollout.ScaleUpStep); !up {
+		t.Error("availability does not go up first")
+	}
+	if down, ok := first(rollout.ResourceUtilStrategy).(rollout.ScaleDownStep); !ok || !down.First {
+		t.Error("resourceutil does not go down first")
 	}
 }

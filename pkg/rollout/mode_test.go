@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
@@ -15,7 +16,7 @@ import (
 // changing is a controller before and after a change of mode.
 type changing struct{ was, next rc.RC }
 
-// toEach changes from so many counted pods, toCounts from one on each node to so many.
+// toEach changes from n counted pods to one on each node.
 func toEach(n int, digest string) changing {
 	f := newFleet()
 	f.rc.Mode, f.rc.ReplicaGroups = "", groupsOf(n)
@@ -24,6 +25,7 @@ func toEach(n int, digest string) changing {
 	return changing{f.rc, next}
 }
 
+// toCounts changes from a pod on each node to n counted pods.
 func toCounts(n int, digest string) changing {
 	f := newFleet()
 	next := f.rc
@@ -34,11 +36,14 @@ func toCounts(n int, digest string) changing {
 func (c changing) start(placed int, k rollout.Knobs) rollout.Start {
 	k.Strategy = rollout.InPlaceStrategy
 	st := &rc.Status{RCID: web1, ObservedGeneration: 3, Desired: placed, Placed: placed, Available: placed, Epoch: "n1"}
-	return rollout.Start{ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", New: c.next, Knobs: k, Old: []rollout.Seen{{RC: c.was, Status: st}}}
+	return rollout.Start{
+		ID: "R", Service: "web", By: "ann", Now: t0, Epoch: "n1", New: c.next, Knobs: k,
+		Old: []rollout.Seen{{RC: c.was, Status: st}},
+	}
 }
 
-// What a change of mode begins with, and what people are told beforehand.
-func TestABeginningOfAChangeOfMode(t *testing.T) {
+// At the start of a change of mode all pods are kept. Its forecast follows from the number of nodes.
+func TestAChangeOfModeBeginsWithAllPodsKept(t *testing.T) {
 	ordered := toCounts(4, "d1")
 	ordered.next.ReplicaGroups[0].Ordered = true
 	roles := toCounts(4, "d1")
@@ -48,17 +53,19 @@ func TestABeginningOfAChangeOfMode(t *testing.T) {
 	givenUp.was.InPlace = &rc.InPlace{From: "d1", Limit: 3, Keep: new(0)}
 	another.was = givenUp.was
 	another.next.ManifestDigest = "d3"
-	all := rc.MaxReplicas // of however many pods
+	all := rc.MaxReplicas
 	for name, c := range map[string]struct {
 		changing
 		placed, nodes, right int
 		want                 rc.InPlace
 		stages, least, total int
 	}{
-		"to each node":              {toEach(4, "d1"), 4, 6, 4, rc.InPlace{Keep: &all}, 2, 4, 6},
-		"to fewer":                  {toEach(9, "d1"), 9, 3, 3, rc.InPlace{Keep: &all}, 6, 2, 3},
-		"nobody knows the nodes":    {toEach(4, "d1"), 4, 0, 0, rc.InPlace{Keep: &all}, 4, 3, 4},
-		"more nodes than may be":    {toEach(4, "d1"), 4, rc.MaxReplicas + 1, rc.MaxReplicas, rc.InPlace{Keep: &all}, 1, 4, rc.MaxReplicas},
+		"to each node":  {toEach(4, "d1"), 4, 6, 4, rc.InPlace{Keep: &all}, 2, 4, 6},
+		"to fewer":      {toEach(9, "d1"), 9, 3, 3, rc.InPlace{Keep: &all}, 6, 2, 3},
+		"unknown nodes": {toEach(4, "d1"), 4, 0, 0, rc.InPlace{Keep: &all}, 4, 3, 4},
+		"more nodes than may be": {
+			toEach(4, "d1"), 4, rc.MaxReplicas + 1, rc.MaxReplicas, rc.InPlace{Keep: &all}, 1, 4, rc.MaxReplicas,
+		},
 		"with a new version":        {toEach(4, "d2"), 4, 6, 0, rc.InPlace{From: "d1", Keep: &all}, 6, 4, 6},
 		"to counts":                 {toCounts(8, "d1"), 6, 0, 6, rc.InPlace{Keep: &all}, 2, 6, 8},
 		"to fewer counts":           {toCounts(4, "d2"), 6, 0, 0, rc.InPlace{From: "d1", Keep: &all}, 4, 3, 4},
@@ -69,27 +76,33 @@ func TestABeginningOfAChangeOfMode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := c.start(c.placed, rollout.Knobs{Step: amount(1)})
-			s.Nodes, s.Right = c.nodes, c.right
+			s.Nodes, s.Correct = c.nodes, c.right
 			started, err := rollout.Begin(s)
 			if err != nil {
 				t.Fatal(err)
 			}
 			r := started.Record
-			if diff := cmp.Diff(&c.want, started.RCs[0].InPlace); diff != "" || r.Stages != c.stages || r.Update.Min != c.least || r.Total() != c.total {
-				t.Errorf("%s%d stages to %d, at least %d; want %d to %d, %d", diff, r.Stages, r.Total(), r.Update.Min, c.stages, c.total, c.least)
+			if diff := cmp.Diff(&c.want, started.RCs[0].InPlace); diff != "" || r.Stages != c.stages ||
+				r.Update.Min != c.least || r.Total() != c.total {
+				t.Errorf("%s%d stages to %d, at least %d; want %d to %d, %d", diff, r.Stages, r.Total(), r.Update.Min,
+					c.stages, c.total, c.least)
 			}
 		})
 	}
 }
 
-// A change of mode alone takes no pod before it has another. One of the manifest, too, does.
-func TestAChangeOfModeAloneNeedsNoPodToBeMissing(t *testing.T) {
+// A change of mode alone stops no pod before it has another, so max_unavailable may be 0. A change of mode and manifest
+// stops pods first.
+func TestAChangeOfModeAloneAllowsMaxUnavailableZero(t *testing.T) {
 	given := toEach(4, "d1")
 	given.was.InPlace = &rc.InPlace{Limit: 1}
 	for name, c := range map[string]struct {
 		changing
 		refused bool
-	}{"alone": {toEach(4, "d1"), false}, "with a new version": {toEach(4, "d2"), true}, "after one that was given up": {given, true}} {
+	}{
+		"alone": {toEach(4, "d1"), false}, "with a new version": {toEach(4, "d2"), true},
+		"after one that was given up": {given, true},
+	} {
 		_, err := rollout.Begin(c.start(4, rollout.Knobs{MaxUnavailable: amount(0)}))
 		if errors.Is(err, rollout.ErrRefused) != c.refused {
 			t.Errorf("%s: %v", name, err)
@@ -97,7 +110,7 @@ func TestAChangeOfModeAloneNeedsNoPodToBeMissing(t *testing.T) {
 	}
 }
 
-// reported is what an owner says of a controller in the middle of a change of mode.
+// reported is the report of an owner in the middle of a change of mode.
 type reported struct {
 	desired, placed, available, updated, updatedAvailable, lost, unmanaged, stopping int
 	noNode                                                                           bool
@@ -105,8 +118,10 @@ type reported struct {
 
 func (r reported) status(generation int64) *rc.Status {
 	st := &rc.Status{
-		RCID: web1, ObservedGeneration: generation, Epoch: "n1", Desired: r.desired, Placed: r.placed, Available: r.available,
-		Updated: r.updated, UpdatedAvailable: r.updatedAvailable, Lost: r.lost, Unmanaged: r.unmanaged, Stopping: r.stopping,
+		RCID: web1, ObservedGeneration: generation, Epoch: "n1", Desired: r.desired, Placed: r.placed,
+		Available: r.available,
+		Updated:   r.updated, UpdatedAvailable: r.updatedAvailable, Lost: r.lost, Unmanaged: r.unmanaged,
+		Stopping: r.stopping,
 	}
 	if r.noNode {
 		st.Conditions = []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: t0}}
@@ -114,7 +129,7 @@ func (r reported) status(generation int64) *rc.Status {
 	return st
 }
 
-// middle is a change of mode in the middle of a stage.
+// middle returns a change of mode in the middle of a stage.
 func middle(t *testing.T, c changing, stage, target, keep int, phase rollout.Phase) (rollout.Record, rc.RC) {
 	t.Helper()
 	started, err := rollout.Begin(c.start(4, rollout.Knobs{Step: amount(2)}))
@@ -131,24 +146,41 @@ func middle(t *testing.T, c changing, stage, target, keep int, phase rollout.Pha
 }
 
 func decided(rec rollout.Record, r rc.RC, st *rc.Status, now time.Time) rollout.Decision {
-	return rollout.Decide(rec, rollout.Observed{Now: now, Epoch: "n1", Revisions: map[string]rollout.Seen{web1: {RC: r, Status: st}}})
+	return rollout.Decide(rec, rollout.Observed{
+		Now: now, Epoch: "n1", Revisions: map[string]rollout.Seen{web1: {RC: r, Status: st}},
+	})
 }
 
-// What the next stage of a change of mode lets come and go.
 func TestModeStagesArePlanned(t *testing.T) {
 	for name, c := range map[string]struct {
 		stage, limit, keep    int
 		is                    reported
 		wantLimit, wantToKeep int
 	}{
-		"the first begins with what is right":  {1, 0, 4, reported{desired: 9, placed: 4, updated: 9, updatedAvailable: 4}, 6, 0},
-		"or with its limit":                    {2, 6, 4, reported{desired: 9, placed: 6, updated: 9, updatedAvailable: 4}, 8, 0},
-		"no more than there are nodes":         {2, 8, 4, reported{desired: 9, placed: 8, updated: 9, updatedAvailable: 8}, 9, 0},
-		"the first keeps all":                  {1, 0, 9, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 1}, 3, 5},
-		"later ones let go":                    {2, 2, 5, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 2}, 4, 3},
-		"no more than are beyond":              {2, 2, 5, reported{desired: 4, placed: 5, updated: 9, updatedAvailable: 2}, 4, 0},
-		"also the first where none is missing": {1, 0, 9, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 4}, 4, 3},
-		"all nodes have gone but some":         {2, 6, 0, reported{desired: 4, placed: 4, updated: 9, updatedAvailable: 3}, 6, 0},
+		"the first starts at correct pods": {
+			1, 0, 4, reported{desired: 9, placed: 4, updated: 9, updatedAvailable: 4}, 6, 0,
+		},
+		"or with its limit": {
+			2, 6, 4, reported{desired: 9, placed: 6, updated: 9, updatedAvailable: 4}, 8, 0,
+		},
+		"no more than there are nodes": {
+			2, 8, 4, reported{desired: 9, placed: 8, updated: 9, updatedAvailable: 8}, 9, 0,
+		},
+		"the first keeps all": {
+			1, 0, 9, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 1}, 3, 5,
+		},
+		"later ones keep less": {
+			2, 2, 5, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 2}, 4, 3,
+		},
+		"at most the excess": {
+			2, 2, 5, reported{desired: 4, placed: 5, updated: 9, updatedAvailable: 2}, 4, 0,
+		},
+		"the first too, if none is missing": {
+			1, 0, 9, reported{desired: 4, placed: 9, updated: 9, updatedAvailable: 4}, 4, 3,
+		},
+		"few nodes are left": {
+			2, 6, 0, reported{desired: 4, placed: 4, updated: 9, updatedAvailable: 3}, 6, 0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rec, r := middle(t, toEach(4, "d1"), c.stage, c.limit, c.keep, rollout.Planning)
@@ -170,36 +202,81 @@ func TestModeStagesArePlanned(t *testing.T) {
 	}
 }
 
-// When a stage of a change of mode is done, and what it says that it waits for.
 func TestModeStagesEnd(t *testing.T) {
-	const more = "%d of %d pods of web-r1 are where they should be, as they should be, and available"
+	const more = "%d of %d pods of web-r1 run the new manifest on the right nodes and are available"
 	for name, c := range map[string]struct {
 		target, keep int
 		is           reported
 		waits        string // "": done
 	}{
-		"all serve":                        {5, 0, reported{desired: 9, placed: 5, available: 5, updated: 5, updatedAvailable: 5}, ""},
-		"one does not":                     {5, 0, reported{desired: 9, placed: 5, available: 4, updated: 5, updatedAvailable: 4}, fmt.Sprintf(more, 4, 5)},
-		"one has not come":                 {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 4, updatedAvailable: 4}, fmt.Sprintf(more, 4, 5)},
-		"one of fewer nodes":               {5, 0, reported{desired: 4, placed: 4, available: 4, updated: 4, updatedAvailable: 4}, ""},
-		"one is lost":                      {5, 0, reported{desired: 5, placed: 5, available: 4, updated: 5, updatedAvailable: 4, lost: 1}, ""},
-		"one has no preparer":              {5, 0, reported{desired: 5, placed: 5, available: 4, updated: 5, updatedAvailable: 4, unmanaged: 1}, ""},
-		"all are lost":                     {5, 0, reported{desired: 5, placed: 5, updated: 5, lost: 5}, fmt.Sprintf(more, 0, 5)},
-		"there is no node":                 {5, 0, reported{}, ""},
-		"what is right went with its node": {2, 0, reported{desired: 9, placed: 9, available: 7, updated: 3, updatedAvailable: 1, lost: 2}, ""},
-		"no node for one":                  {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 4, updatedAvailable: 4, noNode: true}, ""},
+		"all serve": {
+			5, 0, reported{desired: 9, placed: 5, available: 5, updated: 5, updatedAvailable: 5}, "",
+		},
+		"one does not": {
+			5, 0,
+			reported{desired: 9, placed: 5, available: 4, updated: 5, updatedAvailable: 4},
+			fmt.Sprintf(more, 4, 5),
+		},
+		"one has not come": {
+			5, 0,
+			reported{desired: 9, placed: 4, available: 4, updated: 4, updatedAvailable: 4},
+			fmt.Sprintf(more, 4, 5),
+		},
+		"one of fewer nodes": {
+			5, 0, reported{desired: 4, placed: 4, available: 4, updated: 4, updatedAvailable: 4}, "",
+		},
+		"one is lost": {
+			5, 0, reported{desired: 5, placed: 5, available: 4, updated: 5, updatedAvailable: 4, lost: 1}, "",
+		},
+		"one has no preparer": {
+			5, 0, reported{desired: 5, placed: 5, available: 4, updated: 5, updatedAvailable: 4, unmanaged: 1}, "",
+		},
+		"all are lost":     {5, 0, reported{desired: 5, placed: 5, updated: 5, lost: 5}, fmt.Sprintf(more, 0, 5)},
+		"there is no node": {5, 0, reported{}, ""},
+		"correct pods are lost": {
+			2, 0, reported{desired: 9, placed: 9, available: 7, updated: 3, updatedAvailable: 1, lost: 2}, "",
+		},
+		"no node for one": {
+			5, 0, reported{desired: 9, placed: 4, available: 4, updated: 4, updatedAvailable: 4, noNode: true}, "",
+		},
+		"no node for one, and others are on nodes that are lost or unmanaged": {
+			5, 0, reported{
+				desired: 9, placed: 6, available: 4, updated: 4, updatedAvailable: 4, lost: 1, unmanaged: 1,
+				noNode: true,
+			}, "",
+		},
 		"no node for one while the stage keeps another": {
 			6, 1, reported{desired: 6, placed: 6, available: 6, updated: 5, updatedAvailable: 5, noNode: true}, "",
 		},
 		"no node for one while the stage keeps another, and one is not right": {
-			6, 1, reported{desired: 6, placed: 6, available: 6, updated: 4, updatedAvailable: 4, noNode: true}, fmt.Sprintf(more, 4, 6),
+			6, 1,
+			reported{desired: 6, placed: 6, available: 6, updated: 4, updatedAvailable: 4, noNode: true},
+			fmt.Sprintf(more, 4, 6),
 		},
-		"while another is not right":   {5, 0, reported{desired: 9, placed: 4, available: 4, updated: 3, updatedAvailable: 3, noNode: true}, fmt.Sprintf(more, 3, 5)},
-		"while another does not serve": {5, 0, reported{desired: 9, placed: 4, available: 3, updated: 4, updatedAvailable: 3, noNode: true}, fmt.Sprintf(more, 3, 5)},
-		"no node for any":              {5, 0, reported{desired: 9, noNode: true}, fmt.Sprintf(more, 0, 5)},
-		"one is beyond":                {5, 0, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, "1 pods of web-r1 have yet to stop"},
-		"one beyond stops":             {5, 0, reported{desired: 5, placed: 5, available: 5, updated: 5, updatedAvailable: 5, stopping: 1}, "1 pods of web-r1 have yet to stop"},
-		"one beyond may stay":          {5, 1, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, ""},
+		"while another is not right": {
+			5, 0,
+			reported{desired: 9, placed: 4, available: 4, updated: 3, updatedAvailable: 3, noNode: true},
+			fmt.Sprintf(more, 3, 5),
+		},
+		"while another does not serve": {
+			5, 0,
+			reported{desired: 9, placed: 4, available: 3, updated: 4, updatedAvailable: 3, noNode: true},
+			fmt.Sprintf(more, 3, 5),
+		},
+		"no node for any": {5, 0, reported{desired: 9, noNode: true}, fmt.Sprintf(more, 0, 5)},
+		"one is too many": {
+			5, 0,
+			reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5},
+			"1 pods of web-r1 have yet to stop",
+		},
+		"an excess stops": {
+			5, 0,
+			reported{desired: 5, placed: 5, available: 5, updated: 5, updatedAvailable: 5, stopping: 1},
+			"1 pods of web-r1 have yet to stop",
+		},
+		"an excess is kept": {
+			5, 1, reported{desired: 5, placed: 6, available: 6, updated: 5, updatedAvailable: 5}, "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rec, r := middle(t, toEach(4, "d1"), 2, c.target, c.keep, rollout.Moving)
@@ -214,32 +291,74 @@ func TestModeStagesEnd(t *testing.T) {
 			rec.Progress = rc.MaxPods
 			later := decided(rec, r, st, t0.Add(time.Hour))
 			if want := "no progress for 2m0s: " + c.waits; later.Record.Reason != want {
-				t.Errorf("it says %q, want %q", later.Record.Reason, want)
+				t.Errorf("it waits for %q, want %q", later.Record.Reason, want)
 			}
 		})
 	}
 }
 
-// Pods that stop are progress, and what one deployment allows to stop goes in several stages.
+// Pods that stop are progress. A mass stop that an operator has allowed continues in later stages.
 func TestModeStagesMoveOn(t *testing.T) {
 	rec, r := middle(t, toEach(4, "d1"), 2, 4, 0, rollout.Moving)
 	r.AllowMassStop = r.Generation
 	rec.Progress = 4 - 2
-	d := decided(rec, r, reported{desired: 4, placed: 5, available: 5, updated: 4, updatedAvailable: 4}.status(r.Generation), t0.Add(time.Minute))
+	d := decided(rec, r, reported{
+		desired: 4, placed: 5, available: 5, updated: 4,
+		updatedAvailable: 4,
+	}.status(r.Generation), t0.Add(time.Minute))
 	if d.Record.Progress != 3 || !d.Record.ProgressAt.Equal(t0.Add(time.Minute)) {
 		t.Errorf("progress %d at %s", d.Record.Progress, d.Record.ProgressAt)
 	}
-	for generation, want := range map[int64]int64{r.Generation: r.Generation + 1, r.Generation - 1: r.Generation - 1, 0: 0} {
+	for generation, want := range map[int64]int64{
+		r.Generation: r.Generation + 1, r.Generation - 1: r.Generation - 1, 0: 0,
+	} {
 		rec, r := middle(t, toEach(4, "d1"), 2, 4, 3, rollout.Planning)
 		r.AllowMassStop = generation
-		d := decided(rec, r, reported{desired: 4, placed: 7, available: 7, updated: 4, updatedAvailable: 4}.status(r.Generation), t0)
+		d := decided(rec, r, reported{
+			desired: 4, placed: 7, available: 7, updated: 4,
+			updatedAvailable: 4,
+		}.status(r.Generation), t0)
 		if len(d.RCs) != 1 || d.RCs[0].AllowMassStop != want {
 			t.Errorf("%d allowed at generation %d: %+v", generation, r.Generation, d.RCs)
 		}
 	}
 }
 
-// A status of before a change of mode says nothing about how many nodes ask for a pod.
+// Progress is written at most once a second, or four times within a short timeout. A clock that was set back does not
+// delay it.
+func TestProgressIsWrittenOnceASecond(t *testing.T) {
+	for name, c := range map[string]struct {
+		timeout, since time.Duration
+		again          time.Duration // 0: it is written at once
+	}{
+		"just written":                   {time.Minute, 0, time.Second},
+		"not long ago":                   {time.Minute, 400 * time.Millisecond, 600 * time.Millisecond},
+		"a second ago":                   {time.Minute, time.Second, 0},
+		"a short timeout":                {2 * time.Second, 400 * time.Millisecond, 100 * time.Millisecond},
+		"a quarter of a short timeout":   {2 * time.Second, 500 * time.Millisecond, 0},
+		"no timeout":                     {0, 400 * time.Millisecond, 600 * time.Millisecond},
+		"no timeout, and a second ago":   {0, time.Second, 0},
+		"the clock was set a bit back":   {time.Minute, -400 * time.Millisecond, 0},
+		"the clock was set an hour back": {time.Minute, -time.Hour, time.Second}, // the time is replaced by now
+	} {
+		rec, r := middle(t, toEach(4, "d1"), 2, 4, 0, rollout.Moving)
+		rec.Update.StageTimeout = field.Duration(c.timeout)
+		rec.Progress, rec.ProgressAt = 2, t0.Add(time.Hour)
+		now := rec.ProgressAt.Add(c.since)
+		d := decided(rec, r, reported{
+			desired: 4, placed: 5, available: 5, updated: 4,
+			updatedAvailable: 4,
+		}.status(r.Generation), now)
+		switch {
+		case c.again == 0 && (d.Record.Progress != 3 || !d.Record.ProgressAt.Equal(now)):
+			t.Errorf("%s: progress %d at %s", name, d.Record.Progress, d.Record.ProgressAt)
+		case c.again > 0 && (d.Record.Progress != 2 || d.Again != c.again):
+			t.Errorf("%s: progress %d, again after %s, want %s", name, d.Record.Progress, d.Again, c.again)
+		}
+	}
+}
+
+// A status from before a change of mode does not have the number of nodes that want a pod.
 func TestAStatusOfAnotherModeIsNotCounted(t *testing.T) {
 	rec, r := middle(t, toEach(4, "d1"), 1, 0, 4, rollout.Planning)
 	d := decided(rec, r, reported{desired: 9, placed: 9}.status(r.Generation-1), t0)
@@ -248,13 +367,16 @@ func TestAStatusOfAnotherModeIsNotCounted(t *testing.T) {
 	}
 }
 
-// A minimum that follows from max_unavailable is of the number to come, not of the pods that there are beforehand: the
-// controller keeps it when the change is over.
-func TestAChangeOfModeHasTheMinimumOfWhatItLeadsTo(t *testing.T) {
+// A minimum that follows from max_unavailable is computed from the new count, not from the present pods, because the
+// controller keeps it after the change.
+func TestAChangeOfModeHasTheMinimumOfItsNewCount(t *testing.T) {
 	for name, c := range map[string]struct {
 		changing
 		placed, nodes, want int
-	}{"to each node": {toEach(2, "d1"), 2, 6, 5}, "to counts": {toCounts(10, "d1"), 3, 0, 9}, "to fewer counts": {toCounts(3, "d1"), 10, 0, 2}} {
+	}{
+		"to each node": {toEach(2, "d1"), 2, 6, 5}, "to counts": {toCounts(10, "d1"), 3, 0, 9},
+		"to fewer counts": {toCounts(3, "d1"), 10, 0, 2},
+	} {
 		s := c.start(c.placed, rollout.Knobs{MaxUnavailable: amount(1)})
 		s.Nodes = c.nodes
 		started, err := rollout.Begin(s)
@@ -267,8 +389,8 @@ func TestAChangeOfModeHasTheMinimumOfWhatItLeadsTo(t *testing.T) {
 	}
 }
 
-// Another deployment in mid-course lets no pod go before others serve, however many there are by then.
-func TestAChangeOfModeThatGoesOnKeepsAllPods(t *testing.T) {
+// Another deployment during a change of mode keeps all present pods until others are available.
+func TestAContinuedChangeOfModeKeepsAllPods(t *testing.T) {
 	for name, c := range map[string]changing{"to each node": toEach(9, "d1"), "to counts": toCounts(3, "d1")} {
 		started, err := rollout.Begin(c.start(9, rollout.Knobs{Step: amount(1)}))
 		if err != nil {
@@ -280,21 +402,22 @@ func TestAChangeOfModeThatGoesOnKeepsAllPods(t *testing.T) {
 		next.ManifestDigest = "d3"
 		st := reported{desired: 3, placed: 9, available: 9, updated: 3, updatedAvailable: 3}.status(under.Generation)
 		again, err := rollout.Retarget(started.Record, rollout.Start{
-			ID: "R2", Service: "web", By: "ann", Now: t0, Epoch: "n1", New: next, Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(1)},
-			Old: []rollout.Seen{{RC: under, Status: st}},
+			ID: "R2", Service: "web", By: "ann", Now: t0, Epoch: "n1", New: next,
+			Knobs: rollout.Knobs{Strategy: rollout.InPlaceStrategy, Step: amount(1)},
+			Old:   []rollout.Seen{{RC: under, Status: st}},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := again.RCs[0].InPlace; got.Keep == nil || *got.Keep < 6 {
-			t.Errorf("%s: it keeps too few of 6 pods beyond those asked for: %+v", name, got)
+			t.Errorf("%s: it keeps too few of 6 excess pods: %+v", name, got)
 		}
 	}
 }
 
-// A status of before the last record of a change of mode does not say how many nodes ask for a pod. The minimum that
-// follows from max_unavailable is none for that.
-func TestAChangeOfModeThatGoesOnBeforeItsStatus(t *testing.T) {
+// A status from before the last record of a change of mode does not have the number of nodes that want a pod. The
+// minimum that follows from max_unavailable does not depend on it.
+func TestAContinuedChangeOfModeIgnoresAnOldStatus(t *testing.T) {
 	c := toEach(9, "d1")
 	start := c.start(9, rollout.Knobs{Step: amount(1)})
 	start.Nodes = 5
@@ -316,7 +439,8 @@ func TestAChangeOfModeThatGoesOnBeforeItsStatus(t *testing.T) {
 	}
 	for want, got := range map[int]rollout.Started{5: replaced, 9: after} {
 		if least := got.RCs[0].MinAvailable; got.Record.Total() != want || least == nil || *least != want-1 {
-			t.Errorf("it ends with %d pods of %d, and the minimum differs: %s", got.Record.Total(), want, cmp.Diff(least, new(want-1)))
+			t.Errorf("it ends with %d pods of %d, and the minimum differs: %s", got.Record.Total(), want,
+				cmp.Diff(least, new(want-1)))
 		}
 	}
 }

@@ -9,16 +9,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// What waits for promote, and why: the strategies that do, with the pods of the old and of the new revision.
+// promoted has the strategies that wait for promote, with the pods of the old and of the new revision at that time.
 var promoted = map[string]struct {
 	knobs    rollout.Knobs
 	old, new int
 }{
-	rollout.CanaryStrategy:    {rollout.Knobs{Strategy: rollout.CanaryStrategy, Canary: &rollout.Canary{Pods: 1}}, 4, 1},
+	rollout.CanaryStrategy: {
+		rollout.Knobs{Strategy: rollout.CanaryStrategy, Canary: &rollout.Canary{Pods: 1}}, 4, 1,
+	},
 	rollout.BlueGreenStrategy: {rollout.Knobs{Strategy: rollout.BlueGreenStrategy}, 4, 4},
 }
 
-// waiting takes a rollout to where it waits for promote.
+// waiting returns a world whose rollout waits for promote.
 func waiting(t *testing.T, strategy string, change func(*rollout.Knobs)) *world {
 	t.Helper()
 	w := traced(t)
@@ -34,7 +36,7 @@ func waiting(t *testing.T, strategy string, change func(*rollout.Knobs)) *world 
 	return w
 }
 
-// sicken makes all pods of the new revision unavailable, or well again, and lets the farm see it.
+// sicken makes all pods of the new revision unavailable, or available again, and lets the owner decide.
 func (w *world) sicken(sick bool) rollout.Decision {
 	w.sick["d2"] = sick
 	w.nodes(1)
@@ -43,25 +45,26 @@ func (w *world) sicken(sick bool) rollout.Decision {
 	return w.run()
 }
 
-// after lets time pass in which nothing changes.
+// after lets time pass without other changes, and lets the owner decide.
 func (w *world) after(d time.Duration) rollout.Decision {
 	w.now = w.now.Add(d)
 	return w.run()
 }
 
-// New pods that turn sick while a rollout waits for promote are a stage without progress.
-func TestSickWhileItWaitsForPromote(t *testing.T) {
+// If new pods become unavailable while a rollout waits for promote, stage_timeout starts.
+func TestUnavailablePodsTimeOutWhileItWaitsForPromote(t *testing.T) {
 	for strategy := range promoted {
 		for on, want := range map[string]rollout.State{
-			"": rollout.RollingBack, rollout.OnTimeoutPause: rollout.Paused, rollout.OnTimeoutContinue: rollout.WaitingForPromote,
+			"": rollout.RollingBack, rollout.OnTimeoutPause: rollout.Paused,
+			rollout.OnTimeoutContinue: rollout.WaitingForPromote,
 		} {
 			w := waiting(t, strategy, func(k *rollout.Knobs) { k.OnTimeout = on })
-			w.after(time.Hour) // it is well for as long as nobody promotes
+			w.after(time.Hour) // available pods do not time out
 			if w.record.State != rollout.WaitingForPromote || w.record.Unfit() {
 				t.Fatalf("%s %q: %+v", strategy, on, w.record)
 			}
 			if d := w.sicken(true); !d.Record.Unfit() || d.Record.ProgressAt != w.now || d.Again != time.Minute {
-				t.Errorf("%s %q: it is sick, and nothing says so: %+v", strategy, on, d)
+				t.Errorf("%s %q: its pods are unavailable, and it is not unfit: %+v", strategy, on, d)
 			}
 			if d := w.after(time.Minute - time.Second); d.Write || d.Again != time.Second {
 				t.Errorf("%s %q: %+v", strategy, on, d)
@@ -71,38 +74,40 @@ func TestSickWhileItWaitsForPromote(t *testing.T) {
 				t.Errorf("%s %q: %s, want %s", strategy, on, d.Record.State, want)
 			}
 			why := d.Record.Reason + d.Record.Stuck
-			if !strings.HasPrefix(why, "no progress for 1m0s: 0 of ") || !strings.Contains(why, "pods of web-r2 are available") {
+			if !strings.HasPrefix(why, "no progress for 1m0s: 0 of ") ||
+				!strings.Contains(why, "pods of web-r2 are available") {
 				t.Errorf("%s %q: %q", strategy, on, why)
 			}
 			if again := w.run(); again.Write {
-				t.Errorf("%s %q: the same once more changes something: %+v", strategy, on, again)
+				t.Errorf("%s %q: the same decision again changes something: %+v", strategy, on, again)
 			}
 			switch want {
 			case rollout.RollingBack:
 				w.settles(t, rollout.Failed)
 				w.has(t, map[string]int{web1: 4, web2: 0})
-			case rollout.Paused: // resumed, it waits for promote, and the time begins anew
+			case rollout.Paused: // after resume it waits for promote, and the timeout starts again
 				w.ask(rollout.ResumeVerb)
-				if r := w.record; r.State != rollout.WaitingForPromote || !r.Unfit() || r.ProgressAt != w.now || r.Reason != "" {
+				if r := w.record; r.State != rollout.WaitingForPromote || !r.Unfit() || r.ProgressAt != w.now ||
+					r.Reason != "" {
 					t.Errorf("%s: resumed: %+v", strategy, r)
 				}
 			default:
 				if r := w.sicken(false).Record; r.Stuck != "" || r.Unfit() {
-					t.Errorf("%s: it is well again: %+v", strategy, r)
+					t.Errorf("%s: its pods are available again: %+v", strategy, r)
 				}
 			}
 		}
 	}
 }
 
-// auto_promote promotes what has been well for that long, and nothing that is sick.
-func TestAutoPromoteOfTheSick(t *testing.T) {
+// auto_promote promotes pods that have been available for its time, and no others.
+func TestAutoPromoteIsOnlyForAvailablePods(t *testing.T) {
 	for strategy := range promoted {
 		w := waiting(t, strategy, func(k *rollout.Knobs) { k.AutoPromote = ptr(field.Duration(30 * time.Second)) })
 		w.after(20 * time.Second)
 		w.sicken(true)
 		if d := w.after(20 * time.Second); d.Record.Promoted {
-			t.Errorf("%s: what is sick was promoted", strategy)
+			t.Errorf("%s: unavailable pods were promoted", strategy)
 		}
 		w.sicken(false)
 		if d := w.after(29 * time.Second); d.Record.Promoted || d.Again != time.Second {
@@ -114,9 +119,9 @@ func TestAutoPromoteOfTheSick(t *testing.T) {
 	}
 }
 
-// The farm itself refuses to promote what is sick, and what it does not know. No request stays, or others would wait
-// for it.
-func TestPromoteOfTheSick(t *testing.T) {
+// The farm itself refuses to promote unavailable and unknown pods. It removes the request, because otherwise later
+// requests would wait for it.
+func TestPromoteOfUnavailablePodsIsRefused(t *testing.T) {
 	for strategy := range promoted {
 		w := waiting(t, strategy, nil)
 		w.sicken(true)
@@ -138,9 +143,11 @@ func TestPromoteOfTheSick(t *testing.T) {
 	}
 }
 
-// Whatever is asked, a controller that is gone or cannot be read is no reason to panic, and the request does not stay.
-func TestRequestsWithoutTheNewController(t *testing.T) {
-	verbs := []rollout.Verb{rollout.PauseVerb, rollout.ResumeVerb, rollout.PromoteVerb, rollout.AbortVerb, rollout.RollbackVerb}
+// If the new controller is gone or cannot be read, no request panics, and every request is removed.
+func TestRequestsAreRemovedWithoutTheNewController(t *testing.T) {
+	verbs := []rollout.Verb{
+		rollout.PauseVerb, rollout.ResumeVerb, rollout.PromoteVerb, rollout.AbortVerb, rollout.RollbackVerb,
+	}
 	for strategy := range promoted {
 		for _, verb := range verbs {
 			for _, force := range []bool{false, true} {
@@ -171,8 +178,7 @@ func TestRefusedPromotionIsAudited(t *testing.T) {
 	}
 }
 
-// How the new pods are is not known: that is neither well nor sick.
-func TestUnknownWhileItWaitsForPromote(t *testing.T) {
+func TestUnknownPodsAreNeitherPromotedNorTimedOut(t *testing.T) {
 	w := waiting(t, rollout.CanaryStrategy, func(k *rollout.Knobs) { k.AutoPromote = ptr(field.Duration(time.Second)) })
 	delete(w.status, web2)
 	if d := w.after(time.Hour); d.Write || d.Again != 0 {
@@ -180,8 +186,8 @@ func TestUnknownWhileItWaitsForPromote(t *testing.T) {
 	}
 }
 
-// Of pods on a node without a preparer the farm knows only that they ran: nothing is promoted, and nothing goes back.
-func TestNewPodsWithoutAPreparer(t *testing.T) {
+// The farm knows only that pods on unmanaged nodes ran. It neither promotes them nor lets them time out.
+func TestPodsOnUnmanagedNodesAreNeitherPromotedNorTimedOut(t *testing.T) {
 	for strategy, p := range promoted {
 		w := waiting(t, strategy, func(k *rollout.Knobs) { k.AutoPromote = ptr(field.Duration(time.Second)) })
 		status := *w.status[web2]
@@ -194,7 +200,7 @@ func TestNewPodsWithoutAPreparer(t *testing.T) {
 		}
 		w.ask(rollout.PromoteVerb)
 		if w.record.Promoted {
-			t.Errorf("%s: promoted, and 1 of %d pods is not known", strategy, p.new)
+			t.Errorf("%s: promoted, although 1 of %d pods is on an unmanaged node", strategy, p.new)
 		}
 		w.status[web2] = &status
 		if d := w.run(); !d.Record.Promoted {
@@ -203,8 +209,9 @@ func TestNewPodsWithoutAPreparer(t *testing.T) {
 	}
 }
 
-// What was sick and is not known any more does not go back for that. When it is sick again the time begins anew.
-func TestSickAndThenUnknown(t *testing.T) {
+// If unavailable pods become unknown, the rollout does not fail. When they are unavailable again the timeout starts
+// again.
+func TestAnUnknownStateRestartsTheTimeout(t *testing.T) {
 	for strategy := range promoted {
 		w := waiting(t, strategy, nil)
 		w.sicken(true)
@@ -225,13 +232,14 @@ func TestSickAndThenUnknown(t *testing.T) {
 	}
 }
 
-// A canary whose pods cannot come back fails at once, like those of a stage that moves.
-func TestHopelessCanary(t *testing.T) {
+// A canary with hopeless pods fails at once, like a stage that moves.
+func TestAHopelessCanaryFailsAtOnce(t *testing.T) {
 	w := waiting(t, rollout.CanaryStrategy, nil)
 	p := w.podsOf(web2)[0]
 	p.available, p.hopeless = false, true
 	w.own(web2)
-	if d := w.run(); d.Record.State != rollout.RollingBack || !strings.HasPrefix(d.Record.Reason, "waiting does not help: web-r2.main.0") {
+	if d := w.run(); d.Record.State != rollout.RollingBack ||
+		!strings.HasPrefix(d.Record.Reason, "waiting does not help: web-r2.main.0") {
 		t.Errorf("%+v", d.Record)
 	}
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// short is a service of three revisions in the middle of a stage that takes a pod from r1, just when so many pods of r2 cease to serve.
+// short returns a service of three revisions during a stage that takes a pod from r1. Then the given number of pods of
+// r2 become unavailable.
 func short(t *testing.T, k rollout.Knobs, away int) *world {
 	t.Helper()
 	w := traced(t)
@@ -29,14 +30,14 @@ func short(t *testing.T, k rollout.Knobs, away int) *world {
 	return w
 }
 
-func TestOnePodShortOfAnotherRevision(t *testing.T) {
+func TestATargetMovesToARevisionWithIdlePods(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		k      rollout.Knobs
 		away   int
 		r1, r2 int
 	}{
-		{"r2 gives what r1 cannot", rollout.Knobs{}, 1, 3, 4},
+		{"r2 loses a pod instead of r1", rollout.Knobs{}, 1, 3, 4},
 		{"no more than the stage takes", rollout.Knobs{}, 2, 3, 4},
 		{"all serve", rollout.Knobs{}, 0, 2, 5},
 		{"two at once", rollout.Knobs{Step: amount(2)}, 2, 3, 3},
@@ -56,7 +57,7 @@ func TestOnePodShortOfAnotherRevision(t *testing.T) {
 	}
 }
 
-func TestNothingMovesToWhatIsUnknown(t *testing.T) {
+func TestNoTargetMovesWithoutAStatus(t *testing.T) {
 	w := short(t, rollout.Knobs{}, 1)
 	w.status[web2].ObservedGeneration--
 	w.run()

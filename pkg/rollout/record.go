@@ -7,10 +7,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// State says what a rollout is doing.
+// State is what a rollout does.
 type State string
 
-// The states. A rollout in one of the last three has ended: its record is removed by the transaction that writes its outcome.
+// The states. In one of the last three a rollout has ended.
 const (
 	Progressing       State = "progressing"
 	Paused            State = "paused"
@@ -24,91 +24,100 @@ const (
 // Ended reports whether nothing follows the state.
 func (s State) Ended() bool { return s == Failed || s == Done || s == Aborted }
 
-// Direction says what happens to the pods of a revision.
+// Direction is what happens to the pods of a revision.
 type Direction string
 
 // The directions.
 const (
 	Up   Direction = "up"   // it gets pods
-	Down Direction = "down" // it loses them
-	Stay Direction = "stay" // it keeps what it has
+	Down Direction = "down" // it loses pods
+	Stay Direction = "stay" // it keeps its count
 )
 
-// Phase is what happens within a stage. Which phases there are is the strategy's business.
+// Phase is what happens within a stage. The strategy chooses which phases a stage has.
 type Phase string
 
 // The phases. Each stage asks its gate, moves, asks the gate after it and waits for the delay.
 const (
-	PreDeploying Phase = "pre-deploy"   // a controller of its own runs once
+	PreDeploying Phase = "pre-deploy"   // the pod of pre_deploy runs once
 	BeforeStage  Phase = "before-stage" // the webhook before the stage is asked
-	Planning     Phase = "planning"     // there is no room for the stage yet
+	Planning     Phase = "planning"     // the targets of the stage are chosen, once a pod can start or stop
 	Moving       Phase = "moving"       // counts move
 	AfterStage   Phase = "after-stage"  // the webhook after the stage is asked
 	Delaying     Phase = "delay"        // the delay between stages runs
-	Promoting    Phase = "promoting"    // an operator, or time, has to promote
+	Promoting    Phase = "promoting"    // it waits for an operator, or for auto_promote
 	Joining      Phase = "joining"      // blue-green: the new revision takes the service's name
-	Leaving      Phase = "leaving"      // blue-green: the old ones give it up
-	Keeping      Phase = "keeping"      // blue-green: the old ones stand by for keep_old
+	Leaving      Phase = "leaving"      // blue-green: the old revisions give up the name
+	Keeping      Phase = "keeping"      // blue-green: the old pods stand by for keep_old
 	Ending       Phase = "ending"       // all counts are final; the last transaction follows
 )
 
 // Record is a rollout under way, at rollouts/<unit>.
 type Record struct {
-	ID            string            `json:"id"` // ULID
-	Service       string            `json:"service"`
-	Strategy      string            `json:"strategy"` // a key of NewRolloutStrategy, or InPlaceStrategy, CanaryStrategy, BlueGreenStrategy
-	State         State             `json:"state"`
-	Resume        State             `json:"resume,omitempty"` // while paused: what it goes back to
-	Reason        string            `json:"reason,omitempty"` // why it is in this state; a sentence
-	By            string            `json:"by"`
-	Epoch         string            `json:"nonce"`          // of the cluster; the counts of the controllers are about that world
-	Revisions     []Revision        `json:"revisions"`      // the oldest first; exactly one goes up while progressing
-	Groups        []rc.ReplicaGroup `json:"groups"`         // what the new revision has at the end, in the order in which they roll
-	Knobs         Knobs             `json:"knobs,omitzero"` // as the document names them
-	Update        Update            `json:"update"`
-	Stage         int               `json:"stage"`  // from 1; 0 before the first
-	Stages        int               `json:"stages"` // a forecast
-	Phase         Phase             `json:"phase"`
-	StartedAt     time.Time         `json:"started_at"`
-	StageSince    time.Time         `json:"stage_since"`
-	ProgressAt    time.Time         `json:"progress_at"`             // of the last progress, or of Stuck; stage_timeout counts from it
-	Progress      int               `json:"progress"`                // the most that was reached in this stage, in pods
-	WaitingSince  *time.Time        `json:"waiting_since,omitempty"` // for promote, or in a phase that ends by time
-	BlockedReason string            `json:"held,omitempty"`          // why nothing moves although the rollout is not paused: breaker, another world
-	Gate          *Gate             `json:"gate,omitempty"`          // the webhook that is asked now
-	SkipGates     bool              `json:"skip_gates,omitempty"`
-	PreDeploy     *PreDeploy        `json:"pre_deploy,omitempty"` // until it has ended
-	Promoted      bool              `json:"promoted,omitempty"`   // canary, blue-green: nothing waits for promote any more
-	Before        *rc.RC            `json:"before,omitempty"`     // in place: the controller as it was, for a way back
-	Request       *Request          `json:"request,omitempty"`    // what an operator asks for, until it is carried out or refused
-	Failures      []Failure         `json:"failures,omitempty"`   // at most rc.MaxFailing
+	ID         string            `json:"id"` // ULID
+	Service    string            `json:"service"`
+	Strategy   string            `json:"strategy"` // one of StrategyNames
+	State      State             `json:"state"`
+	Resume     State             `json:"resume,omitempty"` // while paused: the state after resume
+	Reason     string            `json:"reason,omitempty"` // why it is in this state; a sentence
+	By         string            `json:"by"`
+	Epoch      string            `json:"nonce"`          // epoch of the store when the counts were written
+	Revisions  []Revision        `json:"revisions"`      // the oldest first; exactly one goes up while progressing
+	Groups     []rc.ReplicaGroup `json:"groups"`         // of the new revision at the end, in their rolling order
+	Knobs      Knobs             `json:"knobs,omitzero"` // as the document names them
+	Update     Update            `json:"update"`
+	Stage      int               `json:"stage"`  // from 1; 0 before the first
+	Stages     int               `json:"stages"` // a forecast
+	Phase      Phase             `json:"phase"`
+	StartedAt  time.Time         `json:"started_at"`
+	StageSince time.Time         `json:"stage_since"`
+	ProgressAt time.Time         `json:"progress_at"` // of the last progress, or of Stuck; stage_timeout starts here
+	Progress   int               `json:"progress"`    // the most that was reached in this stage, in pods
 
-	// Stuck says what the rollout waits for although stage_timeout has passed. People are alerted to it.
+	WaitingSince  *time.Time `json:"waiting_since,omitempty"` // for promote, or in a phase that ends by time
+	BlockedReason string     `json:"held,omitempty"`          // why nothing moves, though not paused
+	Gate          *Gate      `json:"gate,omitempty"`          // the webhook that is asked now
+	SkipGates     bool       `json:"skip_gates,omitempty"`
+	PreDeploy     *PreDeploy `json:"pre_deploy,omitempty"` // until it has ended
+	Promoted      bool       `json:"promoted,omitempty"`   // canary, blue-green: it was promoted
+	Before        *rc.RC     `json:"before,omitempty"`     // in place: the old controller, for a rollback
+	Request       *Request   `json:"request,omitempty"`    // of an operator, until it is carried out or refused
+	Failures      []Failure  `json:"failures,omitempty"`   // at most rc.MaxFailing
+
+	// Stuck is what the rollout waits for although stage_timeout has passed. People are alerted to it.
 	Stuck string `json:"stuck,omitempty" feature:"stuck"`
 }
 
 // Revision is one controller that takes part in a rollout.
 type Revision struct {
-	RC        string            `json:"rc"`
-	Name      string            `json:"name"`
-	Rev       int64             `json:"rev"`      // from 1
-	Manifest  string            `json:"manifest"` // digest
-	Direction Direction         `json:"direction"`
-	Percent   *int              `json:"percent,omitempty"` // share of the service that it holds at the end of this stage
-	Target    *int              `json:"target,omitempty"`  // pods that it has at the end of this stage; in place: pods that run Manifest
-	Min       *int              `json:"min,omitempty"`     // the least and most that it has at the end; nil: no such bound
-	Max       *int              `json:"max,omitempty"`
-	Bounds    *Bounds           `json:"bounds,omitempty"`    // in force now, made by a step of the stage
-	Before    []rc.ReplicaGroup `json:"before"`              // its groups when the rollout began
-	Abandoned bool              `json:"abandoned,omitempty"` // a rollout to it was given up: it goes down before the others, and never up again
-	Standby   bool              `json:"standby,omitempty"`   // blue-green: its pods stand by
+	RC        string    `json:"rc"`
+	Name      string    `json:"name"`
+	Rev       int64     `json:"rev"`      // from 1
+	Manifest  string    `json:"manifest"` // digest
+	Direction Direction `json:"direction"`
+
+	// Percent is the revision's share of the service at the end of this stage.
+	Percent *int `json:"percent,omitempty"`
+	// Target is how many pods it has at the end of this stage. In place it is how many of them run Manifest.
+	Target *int `json:"target,omitempty"`
+	// Min and Max are the least and the most pods that it has at the end of the rollout. nil: no such bound.
+	Min *int `json:"min,omitempty"`
+	Max *int `json:"max,omitempty"`
+	// Bounds are in force now. A step of the stage made them.
+	Bounds *Bounds `json:"bounds,omitempty"`
+	// Before has the revision's groups when the rollout began.
+	Before []rc.ReplicaGroup `json:"before"`
+	// Abandoned: a rollout to it was given up. It goes down before the others, and never up again.
+	Abandoned bool `json:"abandoned,omitempty"`
+	// Standby: its pods stand by (blue-green).
+	Standby bool `json:"standby,omitempty"`
 }
 
-// Gate is one webhook that is asked, with what came of it so far.
+// Gate is the webhook that is asked now, with its tries.
 type Gate struct {
 	Index  int        `json:"index"` // within the list of the phase
 	Tries  int        `json:"tries"`
-	NextAt *time.Time `json:"next_at,omitempty"` // not asked again before
+	NextAt *time.Time `json:"next_at,omitempty"` // time of the next try
 	Error  string     `json:"error,omitempty"`   // of the last try
 }
 
@@ -116,10 +125,10 @@ type Gate struct {
 type PreDeploy struct {
 	RC    string    `json:"rc"`
 	Name  string    `json:"name"`
-	Until time.Time `json:"until"` // it has failed when it has not ended by then
+	Until time.Time `json:"until"` // it fails if it has not ended by then
 }
 
-// Verb is what an operator asks of a rollout.
+// Verb is a command of an operator for a rollout.
 type Verb string
 
 // The verbs.
@@ -131,7 +140,7 @@ const (
 	RollbackVerb Verb = "rollback"
 )
 
-// Request is what an operator asks for.
+// Request is a command that an operator has written into the record.
 type Request struct {
 	Verb  Verb      `json:"verb"`
 	By    string    `json:"by"`
@@ -139,13 +148,13 @@ type Request struct {
 	Force bool      `json:"force,omitempty" feature:"stuck"` // promote also pods that are not available
 }
 
-// Failure is a pod that kept a stage from being reached.
+// Failure is a pod that was failing when a stage failed.
 type Failure struct {
 	RC string `json:"rc"`
 	rc.PodFailure
 }
 
-// Unit is the unit that the rollout is of: that of all its controllers.
+// Unit is the unit of the rollout and of all its controllers.
 func (r *Record) Unit() string {
 	if len(r.Revisions) == 0 {
 		return ""
@@ -153,16 +162,16 @@ func (r *Record) Unit() string {
 	return rc.UnitOf(r.Revisions[0].RC)
 }
 
-// Has reports whether the rollout is about a controller.
+// Has reports whether a controller takes part.
 func (r *Record) Has(rcID string) bool {
 	return r.PreDeploy != nil && r.PreDeploy.RC == rcID ||
 		slices.ContainsFunc(r.Revisions, func(v Revision) bool { return v.RC == rcID })
 }
 
-// Term names the rollout with its service.
+// Term is the term of the rollout.
 func (r *Record) Term() string { return r.Service + "/" + r.ID }
 
-// Upward returns the revision that gets pods, nil if none does.
+// Upward returns the revision that grows, nil for none.
 func (r *Record) Upward() *Revision {
 	if i := slices.IndexFunc(r.Revisions, func(v Revision) bool { return v.Direction == Up }); i >= 0 {
 		return &r.Revisions[i]
@@ -170,21 +179,19 @@ func (r *Record) Upward() *Revision {
 	return nil
 }
 
-// Idle reports whether nothing moves until a person, or time, says so, or until an obstacle has gone. Owners may let pods
-// leave their nodes meanwhile: otherwise a rollout that is stuck would hold up drains for as long.
+// Idle reports whether the rollout waits for an operator, a time, or the end of an obstacle. Owners may then move pods
+// off their nodes, because otherwise a stuck rollout would delay drains.
 func (r *Record) Idle() bool {
 	return r.State == Paused || r.State == WaitingForPromote || r.Stuck != ""
 }
 
-// Unfit reports whether the rollout waits for promote with pods that are not available any more.
+// Unfit reports whether the rollout waits for promote although new pods are not available any more.
 func (r *Record) Unfit() bool { return r.State == WaitingForPromote && r.WaitingSince == nil }
 
-// GoesBack reports whether the old revision comes back, be it that the rollout is paused in that.
-func (r *Record) GoesBack() bool {
+// RollsBack reports whether the rollout goes back to the old revision, also while it is paused.
+func (r *Record) RollsBack() bool {
 	return r.State == RollingBack || r.State == Paused && r.Resume == RollingBack
 }
 
 // Total returns how many pods the service has at the end.
-func (r *Record) Total() int { return total(r.Groups) }
-
-func total(groups []rc.ReplicaGroup) int { return (&rc.RC{ReplicaGroups: groups}).Desired() }
+func (r *Record) Total() int { return rc.Total(r.Groups) }

@@ -8,15 +8,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// The timeout of a stage begins anew when a pod leaves a node on which it never became available. A time in the future
-// counts as now.
-func TestASecondNodeGivesTheStageItsTimeAgain(t *testing.T) {
+// The timeout of a stage starts again when a pod moves to its second node. A time in the future is replaced by now.
+func TestASecondNodeRestartsTheTimeout(t *testing.T) {
 	t.Parallel()
 	const timeout = time.Minute
 	for name, c := range map[string]struct {
-		left  time.Duration // after the last progress; zero: none has left
+		left  time.Duration // when it moved, after the last progress; zero: it did not
 		now   time.Duration
-		away  bool // the status is of a pod of the revision that goes down
+		away  bool // the pod is of the revision that goes down
 		again time.Duration
 		fails bool
 	}{
@@ -50,13 +49,15 @@ func TestASecondNodeGivesTheStageItsTimeAgain(t *testing.T) {
 	}
 }
 
-// A pod that fails, and gets its second node, ends no stage; one that is hopeless there does at once.
+// A failing pod that moves to its second node does not fail the stage. A pod that is hopeless there fails it at once.
 func TestOnlyAHopelessPodEndsAStage(t *testing.T) {
 	t.Parallel()
 	for _, hopeless := range []bool{false, true} {
 		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
 			rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 2, target: 2, away: 1})
-		obs.Revisions[web2].Status.Failing = []rc.PodFailure{{Pod: "main.1", Node: "n4", Reason: "exit 1", Hopeless: hopeless}}
+		obs.Revisions[web2].Status.Failing = []rc.PodFailure{
+			{Pod: "main.1", Node: "n4", Reason: "exit 1", Hopeless: hopeless},
+		}
 		if d := rollout.Decide(rec, obs); (d.Record.State == rollout.Paused) != hopeless {
 			t.Errorf("hopeless %t: %s %q", hopeless, d.Record.State, d.Record.Reason)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// worlds is how many random worlds a run looks at: ROLLOUT_WORLDS if that is set.
+// worlds returns how many random worlds a run simulates: ROLLOUT_WORLDS if that is set.
 func worlds(t *testing.T) int {
 	if text := os.Getenv("ROLLOUT_WORLDS"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -33,11 +33,11 @@ func worlds(t *testing.T) int {
 	return 3000
 }
 
-// Whatever happens to a service while it is rolled out: the minimum and the bound of the knobs hold, the new revision never asks for more than its target, the same
-// decision taken again changes nothing, and once the world is calm the rollout ends.
+// In random worlds the minimum and the bound of the knobs hold during a rollout. The new revision never asks for more
+// than its total, and a repeated decision changes nothing. When the world is calm the rollout ends.
 func TestRandomWorlds(t *testing.T) { anyWorlds(t, newWorld) }
 
-// The same where pods begin on machines on which they never become available, and get a second one.
+// The same holds if some machines let no pod become available, so that pods get a second node.
 func TestRandomWorldsWithBadMachines(t *testing.T) {
 	anyWorlds(t, func(seed int64) *world {
 		w := newWorld(seed)
@@ -102,7 +102,7 @@ func randomKnobs(w *world) rollout.Knobs {
 	return k
 }
 
-// randomWorld rolls one service out in one world, and returns what was wrong with it.
+// randomWorld rolls out one service in one world, and returns what was wrong.
 func randomWorld(w *world) (*world, string) {
 	pick := w.rnd.Intn
 	for rev := range int64(pick(3)) {
@@ -155,19 +155,19 @@ func (w *world) switching() bool {
 	return slices.Contains([]rollout.Phase{rollout.Joining, rollout.Leaving, rollout.Keeping}, w.record.Phase)
 }
 
-// push is an operator who does not let a rollout wait.
+// push acts as an operator who lets no rollout wait.
 func (w *world) push() {
 	switch {
 	case w.record.State == rollout.WaitingForPromote:
 		w.ask(rollout.PromoteVerb)
 	case w.record.State == rollout.Paused, strings.Contains(w.record.BlockedReason, "as they were found"):
 		w.ask(rollout.ResumeVerb)
-	case w.record.State == rollout.RollingBack && w.record.Stuck != "": // stop what a controller of the time before left
+	case w.record.State == rollout.RollingBack && w.record.Stuck != "": // remove pods whose controller is gone
 		w.pods = slices.DeleteFunc(w.pods, func(p *simPod) bool { return w.rcs[p.rc].ID == "" })
 	}
 }
 
-// judge looks at what a rollout that has ended has left.
+// judge checks the counts after a rollout has ended.
 func (w *world) judge() string {
 	d := w.ended
 	up := d.Record.Upward()
@@ -179,13 +179,13 @@ func (w *world) judge() string {
 	for _, id := range w.ids() {
 		r := w.rcs[id]
 		if d.Record.State == rollout.Done && id != up.RC && (r.DeletedAt == nil || r.Desired() > 0) {
-			return fmt.Sprintf("%s stays with the count %d", id, r.Desired())
+			return fmt.Sprintf("%s is left with the count %d", id, r.Desired())
 		}
 	}
 	return ""
 }
 
-// disturb is what the world does to a service.
+// disturb lets random faults happen.
 func (w *world) disturb(round int) {
 	pick := w.rnd.Intn
 	for _, p := range w.pods {

@@ -26,7 +26,7 @@ func copied[T any](v T) T {
 
 func (w *world) snapshot() snapshot { return snapshot{copied(*w.record), copied(w.rcs)} }
 
-// restore brings the records back. What runs stays: what they do not know is adopted and stays as it was found.
+// restore brings the records back. Pods go on, and their owners adopt them as they run.
 func (w *world) restore(s snapshot) {
 	w.epoch += "'"
 	w.rcs, w.status = copied(s.rcs), map[string]*rc.Status{}

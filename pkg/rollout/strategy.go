@@ -12,139 +12,152 @@ import (
 const (
 	AvailabilityStrategy = "availability" // up, then down
 	ResourceUtilStrategy = "resourceutil" // down, then up
-	InPlaceStrategy      = "in-place"     // one controller: pods change where they are
+	InPlaceStrategy      = "in-place"     // one controller: pods change on their nodes
 	CanaryStrategy       = "canary"       // a few pods, then promote, then as availability
 	BlueGreenStrategy    = "blue-green"   // all new pods stand by, then the name is switched
 )
 
-// Strategy is a way from one revision to the next. The owner knows none of them by name.
+// Strategy is a way from one revision to the next. Package farm does not depend on which it is; rollout, deploy/plan
+// and deploy/record also compare names of strategies.
 type Strategy interface {
-	// Type returns the name in documents and records.
-	Type() string
-	// Plan sets targets and percents of the next stage. It returns false, and changes nothing, if nothing can move now.
+	// Plan sets targets and percents of the next stage. If nothing can move, it returns false and changes nothing.
 	Plan(w *Work) bool
-	// Rollout returns the steps of a stage.
-	Rollout() *Rollout
-	// Next returns the phase that follows a stage whose counts are reached, its gates and its delay apart: Moving for another stage.
+	// Steps returns the steps of a stage in order.
+	Steps() []Step
+	// Next returns the phase after a stage whose counts are reached, apart from gates and delay. Moving: another stage
+	// follows.
 	Next(w *Work) Phase
-	// Reverse turns the rollout round. It returns false if there is nothing to go back to.
+	// Reverse makes it a rollback. It returns false if there is no revision to go back to.
 	Reverse(w *Work) bool
-	// Rescale brings the targets of the stage under way to other groups, which the record has already.
+	// Rescale adapts the targets of the stage under way to the record's new groups.
 	Rescale(w *Work)
-	// Finish writes the end of a rollout that is done into its controllers.
+	// Finish changes the controllers when all counts are final, also after a rollback.
 	Finish(w *Work)
 }
 
 var strategies = map[string]Strategy{
-	AvailabilityStrategy: rolling{name: AvailabilityStrategy},
-	ResourceUtilStrategy: rolling{name: ResourceUtilStrategy, downFirst: true},
-	CanaryStrategy:       canary{rolling{name: CanaryStrategy}},
-	BlueGreenStrategy:    blueGreen{rolling{name: BlueGreenStrategy}},
+	AvailabilityStrategy: rolling{StartFirst},
+	ResourceUtilStrategy: rolling{StopFirst},
+	CanaryStrategy:       canary{rolling{StartFirst}},
+	BlueGreenStrategy:    blueGreen{rolling{StartFirst}},
 	InPlaceStrategy:      inPlace{},
 }
 
-// StrategyNames returns what a document may say.
-func StrategyNames() []string {
-	return []string{AvailabilityStrategy, BlueGreenStrategy, CanaryStrategy, InPlaceStrategy, ResourceUtilStrategy}
-}
+// StrategyNames returns the strategies that a document may name.
+func StrategyNames() []string { return slices.Sorted(maps.Keys(strategies)) }
 
-// StrategyFor returns a strategy by its name, nil if there is none of that name.
+// StrategyFor returns nil for an unknown name.
 func StrategyFor(name string) Strategy { return strategies[name] }
 
-// NewRolloutStrategy returns the steps of a stage for each strategy.
-func NewRolloutStrategy() map[string]*Rollout {
-	all := make(map[string]*Rollout, len(strategies))
-	for name := range maps.Keys(strategies) {
-		all[name] = strategies[name].Rollout()
+type rolling struct{ order string }
+
+// Steps implements Strategy.
+func (r rolling) Steps() []Step {
+	if r.order == StopFirst {
+		return []Step{ScaleDownStep{First: true}, ScaleUpStep{}}
 	}
-	return all
-}
-
-// rolling moves counts from the old revisions to the new one.
-type rolling struct {
-	name      string
-	downFirst bool
-}
-
-// Type implements Strategy.
-func (r rolling) Type() string { return r.name }
-
-// Rollout implements Strategy.
-func (r rolling) Rollout() *Rollout {
-	if r.downFirst {
-		return &Rollout{[]RolloutStep{ScaleDownStep{First: true}, ScaleUpStep{}}}
-	}
-	return &Rollout{[]RolloutStep{ScaleUpStep{}, ScaleDownStep{}}}
+	return []Step{ScaleUpStep{}, ScaleDownStep{}}
 }
 
 // Plan implements Strategy.
 func (r rolling) Plan(w *Work) bool { return r.planTo(w, w.Record.Total()) }
 
-// planTo plans a stage in which the new revision gets no more than limit pods.
+// planTo plans a stage that adds no pods to the new revision beyond limit.
 func (r rolling) planTo(w *Work, limit int) bool {
 	up, downs := w.Upward(), w.In(Down)
-	n, u := w.Record.Total(), w.Record.Update
-	has, old := up.takes(), 0
-	for _, m := range downs {
-		old += m.takes()
+	s := w.scope(up, downs, limit)
+	more, less := s.startFirst()
+	if r.order == StopFirst {
+		more, less = s.stopFirst()
 	}
-	if up.serving() >= max(1, u.Min) {
-		u.Keep = 0 // the new revision has the minimum by itself
+	if more <= min(s.has, s.n) && less == s.old {
+		less = s.stopOnly(w, downs)
 	}
-	most := n + u.Keep + u.Surge
-	if has+w.staying()+old > most { // more is asked for than there may be: what goes down would take the room of what goes up
-		has = up.placed()
-	}
-	grow := w.stageSize(n, downs)
-	if old == 0 {
-		grow = max(grow, u.First-has)
-	}
-	limit = max(min(limit, n), min(has, n))
-	var more, less int
-	if r.downFirst {
-		less = min(old, max(0, n+u.Keep-has-min(grow, u.Unavailable)))
-		more = within0(limit, has+min(grow, most-has-less), has)
-	} else {
-		more = within0(limit, has+min(grow, most-has-w.staying()-old), has)
-		if less = min(old, max(0, n-more)); more < max(1, u.Min) {
-			less = min(old, max(0, n+u.Keep-more))
-		}
-		if limit < n { // a canary comes beside the old pods as far as the surge allows
-			less = min(old, max(less, most-w.staying()-more))
-		}
-	}
-	if more <= min(has, n) && less == old {
-		spare, idle := w.makeRoom(downs, min(grow, max(0, limit-has)), limit > has)
-		if limit < n {
-			idle = min(idle, limit-has) // a canary takes the place of no more than it needs
-		}
-		less = max(0, old-spare-idle)
-		u.Keep = max(0, u.Keep-idle) // they have no room that another could have
-	}
-	if more == up.desired() && less == old && !(old == 0 && more == n) {
+	if more == up.desired() && less == s.old && !(s.old == 0 && more == s.n) {
 		return false
 	}
-	w.Record.Update.Keep = u.Keep
+	w.Record.Update.Keep = s.u.Keep
 	w.setTargets(up, downs, more, less)
 	return true
 }
 
-// within0 returns n, but no less than what a revision has and no more than limit.
-func within0(limit, n, has int) int { return max(min(has, limit), min(limit, n)) }
+// scope is what a stage starts from, in pods. Its methods return how many pods the new revision (more) and the old ones
+// together (less) have after the stage.
+type scope struct {
+	u       Update // a copy: Keep becomes the rollout's if the stage can move
+	n       int    // desired at the end
+	has     int    // of the new revision
+	old     int    // of the old revisions
+	staying int    // of revisions that keep their count
+	most    int    // of all revisions together
+	grow    int    // how many the stage changes
+	limit   int    // the most of the new revision; less than n for a canary
+}
 
-// staying returns for how many pods those revisions take room that neither grow nor shrink.
-func (w *Work) staying() int {
-	n := 0
-	for _, m := range w.In(Stay) {
-		n += m.takes()
+func (w *Work) scope(up *Member, downs []*Member, limit int) scope {
+	s := scope{
+		u: w.Record.Update, n: w.Record.Total(), has: up.peak(), old: peakOf(downs), staying: peakOf(w.In(Stay)),
+		grow: w.stageSize(w.Record.Total(), downs),
+	}
+	if up.serving() >= max(1, s.u.Min) {
+		s.u.Keep = 0 // the new revision has the minimum by itself
+	}
+	s.most = s.n + s.u.Keep + s.u.Surge
+	if s.has+s.staying+s.old > s.most { // the peaks exceed the bound: old pods would use up the surge of new ones
+		s.has = up.placed()
+	}
+	if s.old == 0 {
+		s.grow = max(s.grow, s.u.First-s.has)
+	}
+	s.limit = max(min(limit, s.n), min(s.has, s.n))
+	return s
+}
+
+// stopFirst: old pods stop as far as max_unavailable allows, and new pods take their places.
+func (s *scope) stopFirst() (more, less int) {
+	less = min(s.old, max(0, s.n+s.u.Keep-s.has-min(s.grow, s.u.Unavailable)))
+	return growTo(s.limit, s.has+min(s.grow, s.most-s.has-less), s.has), less
+}
+
+// startFirst: new pods are added as far as the surge allows, and old pods make up the desired number. Until the new
+// revision has the minimum by itself, old pods also make up Keep.
+func (s *scope) startFirst() (more, less int) {
+	more = growTo(s.limit, s.has+min(s.grow, s.most-s.has-s.staying-s.old), s.has)
+	if less = min(s.old, max(0, s.n-more)); more < max(1, s.u.Min) {
+		less = min(s.old, max(0, s.n+s.u.Keep-more))
+	}
+	if s.limit < s.n { // a canary is added to the old pods as far as the surge allows
+		less = min(s.old, max(less, s.most-s.staying-more))
+	}
+	return more, less
+}
+
+// stopOnly: no pod may be added, so old pods that are unavailable, or that the minimum does not need, stop first.
+func (s *scope) stopOnly(w *Work, downs []*Member) (less int) {
+	spare, idle := 0, 0
+	if s.limit > s.has {
+		spare, idle = w.removable(downs, min(s.grow, s.limit-s.has))
+	}
+	if s.limit < s.n {
+		idle = min(idle, s.limit-s.has) // a canary replaces no more pods than it has itself
+	}
+	s.u.Keep = max(0, s.u.Keep-idle) // no other pod is added in place of the idle ones
+	return max(0, s.old-spare-idle)
+}
+
+func growTo(limit, n, has int) int { return max(min(has, limit), min(limit, n)) }
+
+func peakOf(of []*Member) (n int) {
+	for _, m := range of {
+		n += m.peak()
 	}
 	return n
 }
 
-// makeRoom returns how many old pods go although nothing new can be added before: those that do not serve or, where
-// there are none, as many as the minimum spares. Pods beyond the count of a revision are on their way out already, and
-// are waited for.
-func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) (spare, idle int) {
+// removable returns how many old pods a stage may remove before any new one is added: the unavailable ones (idle) or,
+// without these, those that the minimum does not need (spare). It returns none while an old revision has surplus pods,
+// because these are about to stop.
+func (w *Work) removable(downs []*Member, grow int) (spare, idle int) {
 	serving := 0
 	for _, m := range w.Members {
 		if m.raw == nil || m.Direction == Down && m.living() > m.desired() {
@@ -155,16 +168,14 @@ func (w *Work) makeRoom(downs []*Member, grow int, wanted bool) (spare, idle int
 	for _, m := range downs {
 		idle += m.idle()
 	}
-	switch {
-	case !wanted:
-		return 0, 0
-	case idle > 0:
+	if idle > 0 {
 		return 0, idle
 	}
 	return max(0, min(grow, serving-w.Record.Update.Min)), 0
 }
 
-// stageSize returns how many of n pods a stage moves. The gauge is what the old revisions have together, with the percent that is theirs now.
+// stageSize returns how many pods a stage changes. A percentage applies to n, the number at the end, or to the full
+// size of the old revisions (their pods divided by their present percent) if that is more. A rollback doubles it.
 func (w *Work) stageSize(n int, downs []*Member) int {
 	u := w.Record.Update
 	size := u.Step
@@ -187,23 +198,17 @@ func (w *Work) stageSize(n int, downs []*Member) int {
 	return size
 }
 
-// setTargets gives each revision its number and percent of the stage.
 func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
-	old := 0
-	for _, m := range downs {
-		old += m.takes()
-	}
-	take := w.taken(downs, old-less)
+	take := distribute(downs, peakOf(downs)-less)
 	moved := 0
 	for i, m := range downs {
-		replicas, has := m.takes(), 0
+		replicas, has := m.peak(), 0
 		if m.Percent != nil {
 			has = *m.Percent
 		}
 		step := StagePercent(take[i], replicas, has)
 		moved += step
-		target, percent := replicas-take[i], has-step
-		m.Target, m.Percent, m.Bounds = &target, &percent, nil
+		m.Target, m.Percent, m.Bounds = new(replicas-take[i]), new(has-step), nil
 	}
 	percent := moved
 	if up.Percent != nil {
@@ -215,18 +220,18 @@ func (w *Work) setTargets(up *Member, downs []*Member, more, less int) {
 	up.Target, up.Percent, up.Bounds = &more, &percent, nil
 }
 
-// taken distributes over revisions that shrink how many pods each loses: first those that do not serve, then in the order in which revisions go.
-func (w *Work) taken(downs []*Member, k int) []int {
+// distribute returns how many of k pods each revision loses: unavailable ones first, then others in the order of the
+// revisions. Without a status all pods are treated as available.
+func distribute(downs []*Member, k int) []int {
 	take := make([]int, len(downs))
 	for i, m := range downs {
-		take[i] = min(k, max(0, m.takes()-m.serving()))
-		if m.Status == nil {
-			take[i] = 0
+		if m.Status != nil {
+			take[i] = min(k, max(0, m.peak()-m.serving()))
 		}
 		k -= take[i]
 	}
 	for i, m := range downs {
-		more := min(k, m.takes()-take[i])
+		more := min(k, m.peak()-take[i])
 		take[i] += more
 		k -= more
 	}
@@ -235,14 +240,13 @@ func (w *Work) taken(downs []*Member, k int) []int {
 
 // Next implements Strategy.
 func (rolling) Next(w *Work) Phase {
-	if w.final() {
+	if w.isFinal() {
 		return Ending
 	}
 	return Moving
 }
 
-// final reports whether the targets of the stage are those of the end.
-func (w *Work) final() bool {
+func (w *Work) isFinal() bool {
 	for _, m := range w.In(Down) {
 		if m.Target == nil || *m.Target > 0 {
 			return false
@@ -252,12 +256,12 @@ func (w *Work) final() bool {
 	return up != nil && up.Target != nil && *up.Target == w.Record.Total()
 }
 
-// Reverse implements Strategy. The revision to go back to is the newest that was not abandoned; revisions that stayed
-// do not move. It takes the service's name back before any other pod goes: its pods that stand by are no progress.
+// Reverse implements Strategy. It goes back to the newest revision that was not abandoned. The pods of this revision
+// get the service's name back before any other pod is removed, because pods that stand by are no progress.
 func (rolling) Reverse(w *Work) bool {
-	var base *Member // one whose controller is gone cannot come back
+	var base *Member // Members has no revision whose controller is gone
 	for _, m := range w.Members {
-		if m.Direction == Down && !m.Abandoned && total(m.Before) > 0 {
+		if m.Direction == Down && !m.Abandoned && rc.Total(m.Before) > 0 {
 			base = m
 		}
 	}
@@ -270,32 +274,32 @@ func (rolling) Reverse(w *Work) bool {
 		m.Target, m.Bounds = nil, nil
 		if m.Direction == Down {
 			m.Before = rc.Counts(m.Ctrl.ReplicaGroups)
-			m.final(m.desired())
+			m.setEnd(m.desired())
 		}
 	}
 	return true
 }
 
-// final notes what a revision has at the end, between which the steps choose nothing.
-func (v *Revision) final(n int) { v.Min, v.Max = &n, &n }
+func (r *Revision) setEnd(n int) { r.Min, r.Max = &n, &n }
 
-// Rescale implements Strategy. What changes at once is the old revision that the service came from: what waits or is judged now must not grow by it.
+// Rescale implements Strategy. It adds pods at once only to the old revision in effect, because the new one must not
+// grow while it waits for promote or for a gate.
 func (rolling) Rescale(w *Work) {
 	up, downs := w.Upward(), w.In(Down)
 	n := w.Record.Total()
-	up.final(n)
+	up.setEnd(n)
 	if up.Target != nil {
-		less := min(*up.Target, n)
-		up.Target, up.Bounds = &less, nil
+		up.Target, up.Bounds = new(min(*up.Target, n)), nil
 	}
 	up.setCount(min(up.desired(), n), w.Record.Groups)
-	downs = slices.DeleteFunc(downs, func(m *Member) bool { return m.Abandoned && m.Standby }) // they are missed nowhere, and go as they were going
+	// The pods of an abandoned revision that stands by are not available for the minimum.
+	downs = slices.DeleteFunc(downs, func(m *Member) bool { return m.Abandoned && m.Standby })
 	old := 0
 	for _, m := range downs {
 		old += m.desired()
 	}
-	if w.Record.GoesBack() {
-		up.Before = fit(up.Before, w.Record.Groups, n) // it is what another deployment would go back to
+	if w.Record.RollsBack() {
+		up.Before = fit(up.Before, w.Record.Groups, n) // a rollback of a later deployment would restore these counts
 		return
 	}
 	if len(downs) == 0 {
@@ -304,7 +308,7 @@ func (rolling) Rescale(w *Work) {
 	base := downs[len(downs)-1]
 	has := w.replaced(up)
 	base.Before = fit(base.Before, w.Record.Groups, n)
-	base.final(n)
+	base.setEnd(n)
 	for _, m := range downs {
 		have := m.desired()
 		if m == base && !base.Abandoned {
@@ -316,8 +320,8 @@ func (rolling) Rescale(w *Work) {
 	}
 }
 
-// replaced returns for how many pods of the service the new revision stands: a canary comes beside the others as far as
-// the surge allows, and what stands by replaces none.
+// replaced returns how many old pods the new revision replaces. A canary comes on top as far as the surge allows, and
+// pods that stand by replace none.
 func (w *Work) replaced(up *Member) int {
 	n := up.desired()
 	if up.Target != nil {
@@ -332,7 +336,8 @@ func (w *Work) replaced(up *Member) int {
 	return n
 }
 
-// fit returns groups with the roles of before and n pods: the new groups themselves where the roles are the same, else what is missing goes to the first.
+// fit returns groups if they have the roles of before. Otherwise it returns before with n pods in all; the first group
+// gets the missing ones.
 func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
 	same := len(before) == len(groups)
 	for _, g := range groups {
@@ -341,10 +346,9 @@ func fit(before, groups []rc.ReplicaGroup, n int) []rc.ReplicaGroup {
 	if same {
 		return field.Copy(groups)
 	}
-	out := fill(n, before, true)
-	if short := n - total(out); short > 0 {
-		c := *out[0].Count + short
-		out[0].Count = &c
+	out := fill(n, before, Up)
+	if short := n - rc.Total(out); short > 0 {
+		out[0].Count = new(*out[0].Count + short)
 	}
 	return out
 }
@@ -360,20 +364,20 @@ func (rolling) Finish(w *Work) {
 	}
 }
 
-// retire marks the controller of an old revision deleted, once nothing is left of it.
+// retire deletes the controller of an old revision without pods, unless leave_old is set.
 func (w *Work) retire(m *Member) {
-	empty := m.Status != nil && m.Status.Placed == 0 && m.Status.Stopping == 0 && m.Status.Ghosts == 0 && m.desired() == 0
+	st := m.Status
+	empty := st != nil && st.Placed == 0 && st.Stopping == 0 && st.Ghosts == 0 && m.desired() == 0
 	switch {
 	case !empty:
-		w.alert("%s still has pods, on machines that are lost: its controller stays, with the count %d", m.Name, m.desired())
+		w.alert("%s still has pods on lost machines: its controller is kept, with the count %d", m.Name, m.desired())
 	case !w.Record.Update.LeaveOld && m.Ctrl.DeletedAt == nil:
-		at := w.Now()
-		m.Ctrl.DeletedAt = &at
+		m.Ctrl.DeletedAt = new(w.Now())
 		w.d.Delete = append(w.d.Delete, m.RC)
 	}
 }
 
-// canary is rolling that waits with a few pods for somebody to promote.
+// canary first adds a few pods and waits for promote. Then it continues like rolling.
 type canary struct{ rolling }
 
 // Plan implements Strategy.
@@ -387,7 +391,8 @@ func (c canary) Plan(w *Work) bool {
 // Next implements Strategy.
 func (c canary) Next(w *Work) Phase {
 	up := w.Upward()
-	if !w.Record.Promoted && w.Record.State == Progressing && up.Target != nil && *up.Target >= min(w.Record.Update.CanaryPods, w.Record.Total()) {
+	waits := !w.Record.Promoted && w.Record.State == Progressing
+	if waits && up.Target != nil && *up.Target >= min(w.Record.Update.CanaryPods, w.Record.Total()) {
 		return Promoting
 	}
 	return c.rolling.Next(w)

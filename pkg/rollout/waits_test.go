@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-func TestProgressOfAStage(t *testing.T) {
+func TestProgressCountsPodsOfBothDirections(t *testing.T) {
 	up := func(v rev) rev { v.dir = rollout.Up; return v }
 	for _, tt := range []struct {
 		name     string
@@ -20,22 +20,39 @@ func TestProgressOfAStage(t *testing.T) {
 		revs     []rev
 		want     int
 	}{
-		{"both ways", rollout.AvailabilityStrategy, []rev{{has: 3, extra: 2, target: 3}, up(rev{has: 4, target: 4, away: 1})}, 3 - 2},
-		{"no more than the targets", rollout.AvailabilityStrategy, []rev{{has: 1, target: 2}, up(rev{has: 4, target: 3, extra: 1})}, 3},
-		{"not on nodes without a preparer", rollout.AvailabilityStrategy, []rev{up(rev{has: 4, target: 4, unmanaged: 1})}, 3},
+		{
+			"both ways", rollout.AvailabilityStrategy,
+			[]rev{{has: 3, extra: 2, target: 3}, up(rev{has: 4, target: 4, away: 1})},
+			3 - 2,
+		},
+		{
+			"no more than the targets", rollout.AvailabilityStrategy,
+			[]rev{{has: 1, target: 2}, up(rev{has: 4, target: 3, extra: 1})},
+			3,
+		},
+		{"not on unmanaged nodes", rollout.AvailabilityStrategy, []rev{up(rev{has: 4, target: 4, unmanaged: 1})}, 3},
 		{"not those that stand by", rollout.AvailabilityStrategy, []rev{up(rev{has: 4, target: 4, standing: 1})}, 3},
-		{"in place", rollout.InPlaceStrategy, []rev{up(rev{has: 4, target: 3, upgrade: &rc.InPlace{Limit: 3}, updated: 2})}, 2},
-		{"in place no more than the target", rollout.InPlaceStrategy, []rev{up(rev{has: 4, target: 3, extra: 1, upgrade: &rc.InPlace{Limit: 3}, updated: 4})}, 3},
+		{
+			"in place", rollout.InPlaceStrategy,
+			[]rev{up(rev{has: 4, target: 3, upgrade: &rc.InPlace{Limit: 3}, updated: 2})},
+			2,
+		},
+		{
+			"in place no more than the target", rollout.InPlaceStrategy,
+			[]rev{up(rev{has: 4, target: 3, extra: 1, upgrade: &rc.InPlace{Limit: 3}, updated: 4})},
+			3,
+		},
 	} {
 		rec, obs := staged(tt.strategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, tt.revs...)
 		obs.Now = t0.Add(time.Second)
-		if d := rollout.Decide(rec, obs); d.Record.Progress != tt.want || !d.Record.ProgressAt.Equal(obs.Now) || d.Record.Phase != rollout.Moving {
+		if d := rollout.Decide(rec, obs); d.Record.Progress != tt.want || !d.Record.ProgressAt.Equal(obs.Now) ||
+			d.Record.Phase != rollout.Moving {
 			t.Errorf("%s: %d, want %d: %+v", tt.name, d.Record.Progress, tt.want, d.Record)
 		}
 	}
 }
 
-func TestWhatAStageWaitsFor(t *testing.T) {
+func TestAStageNamesWhatItWaitsFor(t *testing.T) {
 	up := func(v rev) rev { v.dir = rollout.Up; return v }
 	limit := &rc.InPlace{Limit: 3}
 	for _, tt := range []struct {
@@ -43,45 +60,77 @@ func TestWhatAStageWaitsFor(t *testing.T) {
 		revs     []rev
 		want     string
 	}{
-		{rollout.AvailabilityStrategy, []rev{{has: 3, target: 3}, up(rev{has: 2, target: 2, unseen: true})}, "the owner of web-r2 has not reported"},
-		{rollout.AvailabilityStrategy, []rev{{has: 3, target: 3}, up(rev{has: 2, target: 2, away: 1})}, "1 of 2 pods of web-r2 are available"},
-		{rollout.AvailabilityStrategy, []rev{{has: 3, extra: 2, target: 3}, up(rev{has: 2, target: 2})}, "2 pods of web-r1 have yet to stop"},
-		{rollout.AvailabilityStrategy, []rev{{has: 3, target: 3}, {has: 2, extra: 1, target: 2}, up(rev{has: 2, target: 2})}, "1 pods of web-r2 have yet to stop"},
-		{rollout.AvailabilityStrategy, []rev{{has: 4, extra: -1, target: 3}, up(rev{has: 2, target: 2})}, ": pods have yet to stop"},
-		{rollout.InPlaceStrategy, []rev{up(rev{has: 4, target: 3, upgrade: limit, updated: 2})}, "2 of 3 pods of web-r1 run the new manifest and are available"},
-		{rollout.InPlaceStrategy, []rev{up(rev{has: 4, extra: 1, target: 3, upgrade: limit, updated: 3})}, ": pods have yet to stop"},
+		{
+			rollout.AvailabilityStrategy,
+			[]rev{{has: 3, target: 3}, up(rev{has: 2, target: 2, unseen: true})},
+			"the owner of web-r2 has not reported",
+		},
+		{
+			rollout.AvailabilityStrategy,
+			[]rev{{has: 3, target: 3}, up(rev{has: 2, target: 2, away: 1})},
+			"1 of 2 pods of web-r2 are available",
+		},
+		{
+			rollout.AvailabilityStrategy,
+			[]rev{{has: 3, extra: 2, target: 3}, up(rev{has: 2, target: 2})},
+			"2 pods of web-r1 have yet to stop",
+		},
+		{
+			rollout.AvailabilityStrategy,
+			[]rev{{has: 3, target: 3}, {has: 2, extra: 1, target: 2}, up(rev{has: 2, target: 2})},
+			"1 pods of web-r2 have yet to stop",
+		},
+		{
+			rollout.AvailabilityStrategy,
+			[]rev{{has: 4, extra: -1, target: 3}, up(rev{has: 2, target: 2})},
+			": pods have yet to stop",
+		},
+		{
+			rollout.InPlaceStrategy,
+			[]rev{up(rev{has: 4, target: 3, upgrade: limit, updated: 2})},
+			"2 of 3 pods of web-r1 run the new manifest and are available",
+		},
+		{
+			rollout.InPlaceStrategy,
+			[]rev{up(rev{has: 4, extra: 1, target: 3, upgrade: limit, updated: 3})},
+			": pods have yet to stop",
+		},
 	} {
 		rec, obs := staged(tt.strategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, tt.revs...)
 		rec.Progress = 100
 		obs.Now = t0.Add(time.Minute)
-		if d := rollout.Decide(rec, obs); d.Record.State != rollout.Paused || !strings.HasSuffix(d.Record.Reason, tt.want) {
+		if d := rollout.Decide(rec, obs); d.Record.State != rollout.Paused ||
+			!strings.HasSuffix(d.Record.Reason, tt.want) {
 			t.Errorf("%s %q, want %q", d.Record.State, d.Record.Reason, tt.want)
 		}
 	}
 }
 
-// A stage in place that fails says what its owner could not do.
-func TestAStageInPlaceSaysWhatBlocksIt(t *testing.T) {
+// If a stage in place fails, its reason has the reason of the condition Blocked.
+func TestAStageInPlaceNamesTheObstacle(t *testing.T) {
 	rec, obs := staged(rollout.InPlaceStrategy, rollout.Moving, rollout.Update{Step: 1}, 4,
 		rev{dir: rollout.Up, has: 4, target: 3, upgrade: &rc.InPlace{Limit: 3}, updated: 2})
 	rec.Progress = 100
 	obs.Now = t0.Add(time.Minute)
 	for _, seen := range obs.Revisions {
-		seen.Status.Conditions = rc.SetCondition(seen.Status.Conditions, rc.Blocked, true, "n2 has no room: resources", t0)
+		seen.Status.Conditions = rc.SetCondition(seen.Status.Conditions, rc.Blocked, true,
+			"n2 has no capacity: resources", t0)
 	}
-	const want = "2 of 3 pods of web-r1 run the new manifest and are available; n2 has no room: resources"
+	const want = "2 of 3 pods of web-r1 run the new manifest and are available; n2 has no capacity: resources"
 	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Paused || !strings.HasSuffix(d.Record.Reason, want) {
 		t.Errorf("%s %q, want %q", d.Record.State, d.Record.Reason, want)
 	}
 }
 
-// A status of the limit before does not end the stage of the next one.
-func TestInPlaceWaitsForAStatusOfItsLimit(t *testing.T) {
+// A status from before the last change of the limit does not end the stage.
+func TestInPlaceWaitsForAStatusWithItsLimit(t *testing.T) {
 	for _, tt := range []struct {
 		upgrade *rc.InPlace
 		over    bool
 	}{{&rc.InPlace{Limit: 2}, false}, {&rc.InPlace{Limit: 4}, true}, {nil, true}} {
-		rec, obs := staged(rollout.InPlaceStrategy, rollout.Moving, rollout.Update{Step: 2}, 4, rev{dir: rollout.Up, has: 4, target: 4, upgrade: tt.upgrade, updated: 4})
+		rec, obs := staged(rollout.InPlaceStrategy, rollout.Moving, rollout.Update{Step: 2}, 4, rev{
+			dir: rollout.Up, has: 4, target: 4, upgrade: tt.upgrade, updated: 4,
+		})
 		if d := rollout.Decide(rec, obs); (d.Record.State == rollout.Done) != tt.over {
 			t.Errorf("%+v: %s %s", tt.upgrade, d.Record.State, d.Record.Phase)
 		}
@@ -90,7 +139,8 @@ func TestInPlaceWaitsForAStatusOfItsLimit(t *testing.T) {
 
 func TestBlueGreenLeavesWithoutLostPods(t *testing.T) {
 	for standing, want := range map[int]rollout.Phase{2: rollout.Leaving, 3: rollout.Keeping} {
-		rec, obs := staged(rollout.BlueGreenStrategy, rollout.Leaving, rollout.Update{Step: 1, Surge: 4, KeepOld: *length(time.Hour)}, 4,
+		rec, obs := staged(rollout.BlueGreenStrategy, rollout.Leaving,
+			rollout.Update{Step: 1, Surge: 4, KeepOld: *length(time.Hour)}, 4,
 			rev{has: 4, target: 4, lost: 1, standing: standing, standby: true}, rev{dir: rollout.Up, has: 4, target: 4})
 		if d := rollout.Decide(rec, obs); d.Record.Phase != want {
 			t.Errorf("%d stand by: %s", standing, d.Record.Phase)
@@ -98,17 +148,19 @@ func TestBlueGreenLeavesWithoutLostPods(t *testing.T) {
 	}
 }
 
-func TestStatusThatNamesManyPods(t *testing.T) {
-	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1, away: 1})
+func TestTheRecordHasAtMostMaxFailingFailures(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
+		rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1, away: 1})
 	rec.Progress, obs.Now = 100, t0.Add(time.Minute)
-	obs.Revisions[web2].Status.Failing = slices.Repeat([]rc.PodFailure{{Pod: "main.0", Node: "n", Reason: "exit 1"}}, rc.MaxFailing+1)
+	obs.Revisions[web2].Status.Failing = slices.Repeat([]rc.PodFailure{{Pod: "main.0", Node: "n", Reason: "exit 1"}},
+		rc.MaxFailing+1)
 	if d := rollout.Decide(rec, obs); len(d.Record.Failures) != rc.MaxFailing {
 		t.Errorf("%+v", d.Record.Failures)
 	}
 }
 
-// What a person takes back or aborts says why its pods were not available then: they are gone afterwards.
-func TestWhyPodsWereNotAvailableWhenAPersonEndedIt(t *testing.T) {
+// The reason of a rollback or abort has why pods were not available, because these pods are gone afterwards.
+func TestARequestKeepsWhyPodsWereNotAvailable(t *testing.T) {
 	failing := []rc.PodFailure{{Pod: "main.0", Node: "n4", Reason: "exit 1"}}
 	for name, tt := range map[string]struct {
 		away    int
@@ -117,13 +169,20 @@ func TestWhyPodsWereNotAvailableWhenAPersonEndedIt(t *testing.T) {
 		state   rollout.State
 		want    string
 	}{
-		"a pod fails":         {1, failing, false, rollout.Progressing, " while 0 of 1 pods of web-r2 are available; main.0 on n4: exit 1"},
-		"it was paused":       {1, failing, false, rollout.Paused, " while 0 of 1 pods of web-r2 are available; main.0 on n4: exit 1"},
+		"a pod fails": {
+			1, failing, false, rollout.Progressing, " while 0 of 1 pods of web-r2 are available; main.0 on n4: exit 1",
+		},
+		"it was paused": {
+			1, failing, false, rollout.Paused, " while 0 of 1 pods of web-r2 are available; main.0 on n4: exit 1",
+		},
 		"a pod is on its way": {1, nil, false, rollout.Progressing, " while 0 of 1 pods of web-r2 are available"},
 		"all are available":   {0, nil, false, rollout.Progressing, ""},
+		"one failed before":   {0, failing, false, rollout.Progressing, "; main.0 on n4: exit 1"},
 		"nothing is known":    {1, failing, true, rollout.Progressing, ""},
 	} {
-		for verb, by := range map[rollout.Verb]string{rollout.RollbackVerb: "rolled back by bob", rollout.AbortVerb: "aborted by bob"} {
+		for verb, by := range map[rollout.Verb]string{
+			rollout.RollbackVerb: "rolled back by bob", rollout.AbortVerb: "aborted by bob",
+		} {
 			rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
 				rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1, away: tt.away, unseen: tt.unseen})
 			rec.State, rec.Request = tt.state, &rollout.Request{Verb: verb, By: "bob"}
@@ -140,18 +199,47 @@ func TestWhyPodsWereNotAvailableWhenAPersonEndedIt(t *testing.T) {
 	}
 }
 
-// A way back that is aborted keeps why it went back: what it goes back to says nothing about the version that failed.
-func TestAbortedOnTheWayBack(t *testing.T) {
+// The reason of a stage that failed names each failing pod once.
+func TestAFailedStageNamesTheFailingPods(t *testing.T) {
+	for name, c := range map[string]struct {
+		hopeless bool
+		now      time.Time
+		want     string
+	}{
+		"no progress": {
+			false, t0.Add(time.Minute),
+			"no progress for 1m0s: 0 of 1 pods of web-r2 are available; main.0 on n4: exit 1",
+		},
+		"hopeless": {true, t0, "waiting does not help: web-r2.main.0 on n4: exit 1"},
+	} {
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
+			rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1, away: 1})
+		obs.Revisions[web2].Status.Failing = []rc.PodFailure{
+			{Pod: "main.0", Node: "n4", Reason: "exit 1", Hopeless: c.hopeless},
+		}
+		rec.Progress, obs.Now = 0, c.now
+		if d := rollout.Decide(rec, obs); d.Record.Reason != c.want {
+			t.Errorf("%s: %q, want %q", name, d.Record.Reason, c.want)
+		}
+	}
+}
+
+// An aborted rollback keeps the reason of the rollback. Failures of the old revision are not added.
+func TestAnAbortedRollbackKeepsItsReason(t *testing.T) {
 	const why = "no progress for 2m0s; main.0 on n4: exit 1"
 	failed := []rollout.Failure{{RC: web2, PodFailure: rc.PodFailure{Pod: "main.0", Node: "n4", Reason: "exit 1"}}}
 	for state, want := range map[rollout.State]string{
-		rollout.RollingBack: "aborted by bob on the way back: " + why,
-		rollout.Paused:      "aborted by bob on the way back; main.0 on n4: exit 1",
+		rollout.RollingBack: "aborted by bob during the rollback: " + why,
+		rollout.Paused:      "aborted by bob during the rollback; main.0 on n4: exit 1",
 	} {
 		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
 			rev{dir: rollout.Up, has: 3, target: 3, away: 1}, rev{has: 1, target: 1})
-		obs.Revisions[rec.Revisions[0].RC].Status.Failing = []rc.PodFailure{{Pod: "main.2", Node: "n1", Reason: "its node was restarted"}}
-		rec.State, rec.Reason, rec.Failures, rec.Request = state, why, failed, &rollout.Request{Verb: rollout.AbortVerb, By: "bob"}
+		obs.Revisions[rec.Revisions[0].RC].Status.Failing = []rc.PodFailure{
+			{Pod: "main.2", Node: "n1", Reason: "its node was restarted"},
+		}
+		rec.State, rec.Reason, rec.Failures, rec.Request = state, why, failed, &rollout.Request{
+			Verb: rollout.AbortVerb, By: "bob",
+		}
 		if state == rollout.Paused {
 			rec.Resume, rec.Reason = rollout.RollingBack, "paused by eve"
 		}
@@ -165,8 +253,9 @@ func TestAbortedOnTheWayBack(t *testing.T) {
 	}
 }
 
-func TestTailOfPreDeployIsCut(t *testing.T) {
-	rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4, rev{dir: rollout.Up})
+func TestTheTailOfPreDeployIsCut(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.PreDeploying, rollout.Update{Step: 1, Surge: 1}, 4,
+		rev{dir: rollout.Up})
 	rec.PreDeploy = &rollout.PreDeploy{RC: webPre, Name: "web-pre", Until: t0.Add(time.Hour)}
 	obs.PreDeploy = &rollout.PreDeployed{Finished: true, Exit: 1, Tail: strings.Repeat("z", rc.MaxReason)}
 	d := rollout.Decide(rec, obs)
@@ -175,21 +264,24 @@ func TestTailOfPreDeployIsCut(t *testing.T) {
 	}
 }
 
-// Where a gate turns the rollout round, the first stage of the way back begins at once.
-func TestGateThatRefusesTurnsRoundAtOnce(t *testing.T) {
+// If a gate causes a rollback, the first stage of the rollback begins at once.
+func TestARefusingGateStartsTheRollbackAtOnce(t *testing.T) {
 	for _, phase := range []rollout.Phase{rollout.BeforeStage, rollout.AfterStage} {
 		u := rollout.Update{Step: 2, Surge: 2, OnTimeout: rollout.OnTimeoutRollback}
 		u.Gates.BeforeStage = []rollout.Hook{{URL: "http://a", Retries: ptr(0)}}
 		u.Gates.AfterStage = u.Gates.BeforeStage
-		rec, obs := staged(rollout.AvailabilityStrategy, phase, u, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
+		rec, obs := staged(rollout.AvailabilityStrategy, phase, u, 4, rev{has: 3, target: 3}, rev{
+			dir: rollout.Up, has: 1, target: 1,
+		})
 		obs.Gate = &rollout.GateAnswer{Phase: phase, Stage: 1, Error: "no"}
-		if d := rollout.Decide(rec, obs); d.Record.State != rollout.RollingBack || d.Record.Phase != rollout.Moving || d.Record.Stage != 2 {
+		if d := rollout.Decide(rec, obs); d.Record.State != rollout.RollingBack || d.Record.Phase != rollout.Moving ||
+			d.Record.Stage != 2 {
 			t.Errorf("%s: %s %s, stage %d", phase, d.Record.State, d.Record.Phase, d.Record.Stage)
 		}
 	}
 }
 
-func TestAnswerOfAGateBeyondTheLast(t *testing.T) {
+func TestAnAnswerAfterTheLastGateIsIgnored(t *testing.T) {
 	u := rollout.Update{Step: 2, Surge: 2}
 	u.Gates.BeforeStage = []rollout.Hook{{URL: "http://a"}}
 	rec, obs := staged(rollout.AvailabilityStrategy, rollout.BeforeStage, u, 4, rev{has: 4}, rev{dir: rollout.Up})
@@ -211,20 +303,23 @@ func TestResumeAsksTheGateAnew(t *testing.T) {
 	}
 }
 
-// A delay that is over asks for no look of its own.
-func TestDelayThatIsOver(t *testing.T) {
-	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Delaying, rollout.Update{Step: 1, Surge: 1, Delay: *length(time.Second)}, 4, rev{has: 4}, rev{dir: rollout.Up})
+func TestADelayThatIsOverAsksForNoLook(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Delaying,
+		rollout.Update{Step: 1, Surge: 1, Delay: *length(time.Second)}, 4, rev{has: 4}, rev{dir: rollout.Up})
 	rec.WaitingSince, obs.Now = &t0, t0.Add(time.Second)
 	if d := rollout.Decide(rec, obs); d.Again != time.Minute || d.Record.Phase != rollout.Moving {
 		t.Errorf("again after %s, %s", d.Again, d.Record.Phase)
 	}
 }
 
-// A promotion begins a stage at once: the delay is one between stages that follow each other.
-func TestPromotionBeginsAStage(t *testing.T) {
-	rec, obs := staged(rollout.CanaryStrategy, rollout.Promoting, rollout.Update{Step: 1, Surge: 1, CanaryPods: 1, Delay: *length(time.Hour)}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
+// A promotion begins a stage at once, without the delay between stages.
+func TestAPromotionBeginsAStage(t *testing.T) {
+	rec, obs := staged(rollout.CanaryStrategy, rollout.Promoting,
+		rollout.Update{Step: 1, Surge: 1, CanaryPods: 1, Delay: *length(time.Hour)}, 4, rev{has: 3, target: 3},
+		rev{dir: rollout.Up, has: 1, target: 1})
 	rec.State, rec.Request = rollout.WaitingForPromote, &rollout.Request{Verb: rollout.PromoteVerb, By: "ann"}
-	if d := rollout.Decide(rec, obs); d.Record.Stage != 2 || d.Record.Phase != rollout.Moving || *d.Record.Revisions[1].Target != 2 {
+	if d := rollout.Decide(rec, obs); d.Record.Stage != 2 || d.Record.Phase != rollout.Moving ||
+		*d.Record.Revisions[1].Target != 2 {
 		t.Errorf("%+v", d.Record)
 	}
 }
@@ -241,7 +336,8 @@ func TestEveryAlertIsKept(t *testing.T) {
 		w.pods = append(w.pods, &simPod{rc: id, role: "main", digest: "d", stopping: true, lost: true})
 	}
 	w.settles(t, rollout.Done)
-	if a := w.ended.Alert; !strings.HasPrefix(a, "web-r2 still has pods") || !strings.Contains(a, "; web-r1 still has pods") {
+	if a := w.ended.Alert; !strings.HasPrefix(a, "web-r2 still has pods") ||
+		!strings.Contains(a, "; web-r1 still has pods") {
 		t.Error(a)
 	}
 	if !slices.Contains(w.ended.Audit, "rollout R3 of web: done") {
@@ -259,20 +355,24 @@ func TestReasonIsAudited(t *testing.T) {
 	}
 }
 
-func TestRollbackWithoutTheNewController(t *testing.T) {
-	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
+func TestARollbackWithoutTheNewControllerFails(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
+		rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 1, target: 1})
 	obs.Revisions[web2] = rollout.Seen{}
 	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann"}
-	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Failed || !strings.Contains(d.Record.Reason, "no revision to go back to") {
+	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Failed ||
+		!strings.Contains(d.Record.Reason, "no revision to go back to") {
 		t.Errorf("%+v", d.Record)
 	}
 }
 
-func TestRollbackToNoPods(t *testing.T) {
-	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{}, rev{dir: rollout.Up, has: 1, target: 1})
+func TestARollbackToNoPodsFails(t *testing.T) {
+	rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4, rev{},
+		rev{dir: rollout.Up, has: 1, target: 1})
 	rec.Revisions[0].Before = groupsOf(0)
 	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann"}
-	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Failed || !strings.Contains(d.Record.Reason, "no revision to go back to") {
+	if d := rollout.Decide(rec, obs); d.Record.State != rollout.Failed ||
+		!strings.Contains(d.Record.Reason, "no revision to go back to") {
 		t.Errorf("%+v", d.Record)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// A rollback that meets an obstacle waits for it to pass: what was taken back must not serve on.
-func TestRollbackWaits(t *testing.T) {
+// A rollback waits while something blocks it, because the version that it removes must not continue to serve requests.
+func TestARollbackWaitsForAnObstacle(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{}, 2, 4))
@@ -32,7 +32,7 @@ func TestRollbackWaits(t *testing.T) {
 	w.has(t, map[string]int{web1: 4, web2: 0})
 }
 
-// stuckGoingBack lets the rollout go back until it says that it waits, and for a long time after that.
+// stuckGoingBack lets the rollback run until it is stuck, and for a long time after that.
 func (w *world) stuckGoingBack(t *testing.T, want string) {
 	t.Helper()
 	for range 2000 {
@@ -43,7 +43,7 @@ func (w *world) stuckGoingBack(t *testing.T, want string) {
 		}
 		w.nodes(0.7)
 		if d := w.run(); d.Ended {
-			t.Fatalf("the way back has ended: %+v", d.Record)
+			t.Fatalf("the rollback has ended: %+v", d.Record)
 		}
 	}
 	if w.record.State != rollout.RollingBack || !strings.Contains(w.record.Stuck, want) {
@@ -51,9 +51,8 @@ func (w *world) stuckGoingBack(t *testing.T, want string) {
 	}
 }
 
-// Where the old version had fewer pods than the minimum of the new one, and no pod may come beside them, the way back
-// is open all the same.
-func TestRollbackToFewerPodsWithoutASurge(t *testing.T) {
+// A rollback without a surge moves although the old version had fewer pods than the minimum of the new one.
+func TestARollbackToFewerPodsNeedsNoSurge(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{Strategy: rollout.ResourceUtilStrategy}, 2, 5))
@@ -68,7 +67,7 @@ func TestRollbackToFewerPodsWithoutASurge(t *testing.T) {
 	w.has(t, map[string]int{web1: 4, web2: 0})
 }
 
-func TestInPlaceRollbackWaits(t *testing.T) {
+func TestAnInPlaceRollbackWaitsForAnObstacle(t *testing.T) {
 	w := traced(t)
 	w.old(1, 6)
 	w.must(t, w.deployInPlace(rollout.Knobs{}, "d2", nil))
@@ -84,8 +83,8 @@ func TestInPlaceRollbackWaits(t *testing.T) {
 	}
 }
 
-// A former document may ask for all of its pods. The way back in place takes one at a time all the same, and then the
-// minimum is what it was, also where the service is scaled meanwhile.
+// The minimum of the former controller may be all its pods. Even then, a rollback in place changes one pod at a time.
+// Afterwards the controller has its former minimum, also if the service was scaled during the rollback.
 func TestInPlaceRollbackWithTheMinimumOfAll(t *testing.T) {
 	for _, scaled := range []int{6, 4} {
 		w := traced(t)
@@ -102,14 +101,15 @@ func TestInPlaceRollbackWithTheMinimumOfAll(t *testing.T) {
 			w.rescale(scaled)
 		}
 		w.settles(t, rollout.Failed)
-		if r := w.rcs[web1]; w.running("d1") != scaled || w.running("d2") > 0 || r.MinAvailable == nil || *r.MinAvailable != 6 {
+		if r := w.rcs[web1]; w.running("d1") != scaled || w.running("d2") > 0 || r.MinAvailable == nil ||
+			*r.MinAvailable != 6 {
 			t.Errorf("scaled to %d: %s, %+v", scaled, w.counts(), r)
 		}
 	}
 }
 
-// A way back that an earlier version began has the minimum of the way forth. It moves on all the same.
-func TestRollbackOfAnEarlierVersion(t *testing.T) {
+// A rollback that an earlier version of rcfarm began has the minimum of the rollout. It still makes progress.
+func TestARollbackOfAnEarlierVersionContinues(t *testing.T) {
 	u := rollout.Update{Step: 1, Unavailable: 1, Min: 4}
 	rec, obs := staged(rollout.ResourceUtilStrategy, rollout.Planning, u, 4,
 		rev{dir: rollout.Up, has: 3, share: 75}, rev{has: 1, share: 25, abandoned: true})
@@ -120,8 +120,8 @@ func TestRollbackOfAnEarlierVersion(t *testing.T) {
 	}
 }
 
-// Scaling a way back is not refused for want of room between the knobs, because the way back makes itself room.
-func TestScaleOfAWayBackWithTheMinimum(t *testing.T) {
+// A rollback can be scaled even if no stage could move with its knobs, because a rollback lowers its minimum.
+func TestARollbackMayBeScaled(t *testing.T) {
 	w := traced(t)
 	w.old(1, 4)
 	w.must(t, w.deploy(rollout.Knobs{Order: rollout.StopFirst, MinAvailable: ptr(3)}, 2, 4))
@@ -137,10 +137,12 @@ func TestScaleOfAWayBackWithTheMinimum(t *testing.T) {
 	w.has(t, map[string]int{web1: 3, web2: 0})
 }
 
-// What a rollout goes back to serves in the end, whichever strategy had it stand by.
-func TestRollbackToWhatStandsBy(t *testing.T) {
-	rec, obs := staged(rollout.CanaryStrategy, rollout.Moving, rollout.Update{Step: 2, Surge: 2, Min: 4, CanaryPods: 1}, 4,
-		rev{has: 3, target: 3, abandoned: true}, rev{has: 2, target: 2, standing: 2, standby: true}, rev{dir: rollout.Up, has: 1, target: 1})
+// The revision that a rollback goes to does not stand by any more.
+func TestARollbackEndsTheStandby(t *testing.T) {
+	rec, obs := staged(rollout.CanaryStrategy, rollout.Moving,
+		rollout.Update{Step: 2, Surge: 2, Min: 4, CanaryPods: 1}, 4,
+		rev{has: 3, target: 3, abandoned: true}, rev{has: 2, target: 2, standing: 2, standby: true},
+		rev{dir: rollout.Up, has: 1, target: 1})
 	rec.Request = &rollout.Request{Verb: rollout.RollbackVerb, By: "ann"}
 	d := rollout.Decide(rec, obs)
 	if v := d.Record.Revisions[1]; d.Record.State != rollout.RollingBack || v.Direction != rollout.Up || v.Standby {
@@ -148,7 +150,7 @@ func TestRollbackToWhatStandsBy(t *testing.T) {
 	}
 	for _, r := range d.RCs {
 		if r.ID == web2 && r.Service.Standby {
-			t.Errorf("its pods stand by: %+v", r.Service)
+			t.Errorf("its pods still stand by: %+v", r.Service)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -10,35 +11,41 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Work is a decision that is being made: steps and strategies change the record and the controllers in it.
+// Work is a decision in the making.
 type Work struct {
 	Record  *Record
-	Members []*Member // the revisions of the record whose controllers there are, in its order
+	Members []*Member // the revisions of the record whose controllers exist, in its order
 	obs     Observed
 	d       Decision
-	asked   bool // the answer of the gate has been used
+	asked   bool // the gate's answer has been used
 }
 
 // Member is a revision with its controller.
 type Member struct {
 	*Revision
-	Ctrl   rc.RC      // as it becomes
-	Status *rc.Status // nil unless it counts: of the controller's generation, of this epoch, and neither holding nor regressed
+	Ctrl rc.RC // with the changes of this decision
+	// Status is nil if the status has another generation or epoch, or is holding or regressed.
+	Status *rc.Status
 	read   rc.RC
-	raw    *rc.Status // of the controller's generation, whatever else it says
+	raw    *rc.Status // nil if it has another generation than the controller
 	bump   bool       // it gets a new generation even if nothing else changes
 }
 
 func newWork(rec Record, obs Observed) *Work {
-	next := field.Copy(rec)
-	w := &Work{Record: &next, obs: obs}
-	for i := range next.Revisions {
-		v := &next.Revisions[i]
-		if seen, ok := obs.Revisions[v.RC]; ok && seen.RC.ID != "" {
-			w.Members = append(w.Members, newMember(v, seen.counted(next.Total()), obs.Epoch))
+	rec = field.Copy(rec)
+	w := &Work{Record: &rec, obs: obs}
+	w.match()
+	return w
+}
+
+func (w *Work) match() {
+	w.Members = nil
+	for i := range w.Record.Revisions {
+		v := &w.Record.Revisions[i]
+		if seen := w.obs.Revisions[v.RC]; seen.RC.ID != "" {
+			w.Members = append(w.Members, newMember(v, seen.counted(w.Record.Total()), w.obs.Epoch))
 		}
 	}
-	return w
 }
 
 func newMember(v *Revision, seen Seen, epoch string) *Member {
@@ -54,9 +61,8 @@ func newMember(v *Revision, seen Seen, epoch string) *Member {
 	return m
 }
 
-// readRight replaces the times of the record that lie in the future, because the clock of the farm that wrote them was
-// wrong.
-func (w *Work) readRight() {
+// correctFutureTimes replaces times in the future: the clock of the farm that wrote them was wrong.
+func (w *Work) correctFutureTimes() {
 	r, now := w.Record, w.Now()
 	field.NotAhead(&r.StartedAt, now)
 	field.NotAhead(&r.StageSince, now)
@@ -70,8 +76,8 @@ func (w *Work) readRight() {
 	}
 }
 
-// left returns how much of a time is left that began so long ago by the wall clock. This process has watched for all of
-// it when nothing is left: a clock that is ahead must not end it.
+// left returns how much of d is left after elapsed by the wall clock. If this process has watched for a shorter time,
+// that time is used, because a clock that is ahead must not end d.
 func (w *Work) left(d, elapsed time.Duration) time.Duration {
 	if w.obs.Watched != nil {
 		elapsed = min(elapsed, *w.obs.Watched)
@@ -82,7 +88,7 @@ func (w *Work) left(d, elapsed time.Duration) time.Duration {
 // Now is the time of the decision.
 func (w *Work) Now() time.Time { return w.obs.Now }
 
-// In returns the members that go in a direction: those that go down in the order in which they do.
+// In returns the members that go in a direction; those that go down in the order in which they shrink.
 func (w *Work) In(d Direction) []*Member {
 	var in []*Member
 	for _, m := range w.Members {
@@ -93,12 +99,12 @@ func (w *Work) In(d Direction) []*Member {
 	if d == Down {
 		slices.SortStableFunc(in, func(a, b *Member) int {
 			switch {
-			case a.Abandoned != b.Abandoned && a.Abandoned:
-				return -1
-			case a.Abandoned != b.Abandoned:
-				return 1
+			case a.Abandoned && b.Abandoned:
+				return cmp.Compare(b.Rev, a.Rev)
 			case a.Abandoned:
-				return int(b.Rev - a.Rev)
+				return -1
+			case b.Abandoned:
+				return 1
 			default:
 				return 0 // the oldest first, as in the record
 			}
@@ -107,7 +113,7 @@ func (w *Work) In(d Direction) []*Member {
 	return in
 }
 
-// Upward returns the member that gets pods, nil if none does.
+// Upward returns the member that goes up, nil for none.
 func (w *Work) Upward() *Member {
 	if up := w.In(Up); len(up) > 0 {
 		return up[0]
@@ -115,10 +121,11 @@ func (w *Work) Upward() *Member {
 	return nil
 }
 
-// Max is the most pods that the service may have while something is added.
+// Max is the most pods that the service may have while pods are added.
 func (r *Record) Max() int { return r.Total() + r.Update.Keep + r.Update.Surge }
 
-// living returns how many pods a revision has that take room, those that stop included, those on lost machines not. Without a status that is what it asks for.
+// living returns how many pods of a revision are compared with the bound. Pods that stop are among them; pods on lost
+// machines are not. Without a status it is the number that the revision asks for.
 func (m *Member) living() int {
 	if m.raw == nil {
 		return m.desired()
@@ -126,7 +133,6 @@ func (m *Member) living() int {
 	return min(max(0, m.raw.Placed-m.raw.Lost)+max(0, m.raw.Stopping-m.raw.StoppingLost)+m.raw.Ghosts, rc.MaxPods)
 }
 
-// placed returns how many pods of a revision are meant to run, on machines that are not lost.
 func (m *Member) placed() int {
 	if m.raw == nil {
 		return m.desired()
@@ -134,18 +140,11 @@ func (m *Member) placed() int {
 	return max(0, m.raw.Placed-m.raw.Lost)
 }
 
-// desired returns how many pods a revision asks for.
-func (m *Member) desired() int {
-	if m.Ctrl.DeletedAt != nil {
-		return 0
-	}
-	return m.Ctrl.Desired()
-}
+func (m *Member) desired() int { return m.Ctrl.Asks() }
 
-// takes returns for how many pods a revision takes room now or may before anything else is decided.
-func (m *Member) takes() int { return max(m.desired(), m.living()) }
+// peak returns the most pods that a revision has or may get before the next decision.
+func (m *Member) peak() int { return max(m.desired(), m.living()) }
 
-// serving returns how many pods count for the minimum of the service.
 func (m *Member) serving() int {
 	if m.Status == nil {
 		return 0
@@ -153,7 +152,7 @@ func (m *Member) serving() int {
 	return max(0, m.Status.Available-m.Status.StandingBy)
 }
 
-// idle returns how many pods of a revision may go without being missed: they are asked for and do not serve. Nothing is known to be idle without a status.
+// idle returns how many pods can be removed without harm, because they are known to be unavailable for the minimum.
 func (m *Member) idle() int {
 	if m.Status == nil {
 		return 0
@@ -161,7 +160,8 @@ func (m *Member) idle() int {
 	return max(0, m.desired()-m.serving())
 }
 
-// up returns what IsStageScaleUpReady judges. Pods of nodes without a preparer are no progress, and neither are those that stand by where they should not.
+// up is for IsStageScaleUpReady. Pods on unmanaged nodes are no progress, nor pods that stand by although the revision
+// should not.
 func (m *Member) up() *Scale {
 	if m.Status == nil {
 		return nil
@@ -173,7 +173,6 @@ func (m *Member) up() *Scale {
 	return &Scale{Desired: m.Status.Desired, Actual: actual}
 }
 
-// down returns what IsStageScaleDownReady judges.
 func (m *Member) down() *Scale {
 	if m.Status == nil {
 		return nil
@@ -181,23 +180,24 @@ func (m *Member) down() *Scale {
 	return &Scale{Desired: m.Status.Desired, Actual: m.living()}
 }
 
-// setCount gives a controller so many pods. One that grows fills its groups in their order, one that shrinks empties them in that order, so
-// that one role after the other changes over.
+// setCount sets how many pods a controller asks for. It fills groups in their order when it grows, and empties them in
+// the same order when it shrinks. So one role after the other gets the new revision.
 func (m *Member) setCount(n int, groups []rc.ReplicaGroup) {
-	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(fill(n, groups, m.Direction == Up))
+	m.Ctrl.ReplicaGroups = m.Ctrl.WithCounts(fill(n, groups, m.Direction))
 }
 
-// FirstOf returns how many pods of which role a revision has that has grown to so many: one role after the other. The error is that of the order.
-func FirstOf(n int, groups []rc.ReplicaGroup, order []string) ([]rc.ReplicaGroup, error) {
+// CountsAt returns how many pods of each role a revision has when it has grown to n. The error names a mistake in
+// order.
+func CountsAt(n int, groups []rc.ReplicaGroup, order []string) ([]rc.ReplicaGroup, error) {
 	rolling, err := ordered(groups, order)
-	return fill(n, rolling, true), err
+	return fill(n, rolling, Up), err
 }
 
-func fill(n int, groups []rc.ReplicaGroup, fromFirst bool) []rc.ReplicaGroup {
+func fill(n int, groups []rc.ReplicaGroup, d Direction) []rc.ReplicaGroup {
 	out := field.Copy(groups)
 	for i := range out {
 		k := i
-		if !fromFirst {
+		if d != Up {
 			k = len(out) - 1 - i
 		}
 		have := min(n, *out[k].Count)
@@ -207,8 +207,7 @@ func fill(n int, groups []rc.ReplicaGroup, fromFirst bool) []rc.ReplicaGroup {
 	return out
 }
 
-// dress writes into each controller what it has while the rollout is in charge.
-func (w *Work) dress() {
+func (w *Work) setServiceFields() {
 	for _, m := range w.Members {
 		if m.Ctrl.Service == nil {
 			m.Ctrl.Service = &rc.Service{}
@@ -216,13 +215,13 @@ func (w *Work) dress() {
 		s := m.Ctrl.Service
 		s.Name, s.Revision = w.Record.Service, m.Rev
 		s.Min, s.Max, s.Standby = w.Record.Update.Min, w.Record.Max(), m.Standby
-		if least := w.Record.Update.Min; w.Record.lowersMinimum() && m.Ctrl.MinAvailable != nil && *m.Ctrl.MinAvailable > least {
+		least, own := w.Record.Update.Min, m.Ctrl.MinAvailable
+		if w.Record.lowersMinimum() && own != nil && *own > least {
 			m.Ctrl.MinAvailable = &least
 		}
 	}
 }
 
-// changed returns the controllers that differ from what was read, each with its next generation.
 func (w *Work) changed() []rc.RC {
 	var out []rc.RC
 	for _, m := range w.Members {
@@ -232,10 +231,10 @@ func (w *Work) changed() []rc.RC {
 		m.Ctrl.Generation = m.read.Generation + 1
 		m.Ctrl.ChangedBy = "rollout " + w.Record.Term()
 		if m.Direction == Down && !w.Record.State.Ended() {
-			m.Ctrl.AllowMassStop = m.Ctrl.Generation // of this record, and of none that follows
+			m.Ctrl.AllowMassStop = m.Ctrl.Generation // for this generation only
 		}
 		if m.Ctrl.InStages() && m.read.AllowMassStop != 0 && m.read.AllowMassStop == m.read.Generation {
-			m.Ctrl.AllowMassStop = m.Ctrl.Generation // what somebody let pass goes in several stages
+			m.Ctrl.AllowMassStop = m.Ctrl.Generation // an operator allowed the stop, which takes several stages
 		}
 		out = append(out, uncounted(m.Ctrl))
 	}
@@ -243,11 +242,11 @@ func (w *Work) changed() []rc.RC {
 }
 
 func (w *Work) audit(format string, args ...any) {
-	w.d.Audit = append(w.d.Audit, fmt.Sprintf(format, args...))
+	w.d.Audit = append(w.d.Audit,
+		fmt.Sprintf("rollout %s of %s", w.Record.ID, w.Record.Service)+fmt.Sprintf(format, args...))
 }
 
-// look makes the owner look again after d at the latest.
-func (w *Work) look(d time.Duration) {
+func (w *Work) lookWithin(d time.Duration) {
 	if d = max(d, time.Millisecond); w.d.Again != 0 {
 		d = min(d, w.d.Again)
 	}

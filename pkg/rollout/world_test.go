@@ -19,11 +19,12 @@ const (
 	webPre                       = unit + "-2-pre"
 )
 
-// world is a cluster with one service, its owners and its runner. Owners do what ADR 16 says of them, in transactions that see everything.
+// world simulates a cluster with one service and its owners. Owners act as docs/design/rollouts.md describes, and each
+// of their transactions sees everything.
 type world struct {
 	rnd      *rand.Rand
-	luck     *rand.Rand // with nodes
-	machines bool       // some are such that a pod never becomes available on them
+	luck     *rand.Rand // chooses nodes
+	machines bool       // on some machines pods never become available
 	now      time.Time
 	epoch    string
 	breaker  string
@@ -34,10 +35,10 @@ type world struct {
 	ended    *rollout.Decision // of the last rollout that ended
 	sick     map[string]bool   // digests whose pods never become available
 	holding  map[string]bool
-	least    int // what the service's minimum and bound have to be, by the knobs and not by what the rules write
+	least    int // minimum and bound of the service, computed from the knobs
 	most     int
 	total    int
-	calm     bool // no pod changes its mind any more
+	calm     bool // no more random faults
 	tracing  bool
 	trace    []string
 	broken   []string // rules that were violated
@@ -51,18 +52,19 @@ type simPod struct {
 	available        bool
 	stopping         bool
 	lost             bool
-	standby          bool  // as its node has registered it
-	leaves           bool  // out of the name, as its placement says
-	foundAt          int64 // generation at which it was adopted; 0: it was not
+	standby          bool  // its node has registered it as a standby
+	leaves           bool  // its placement takes it out of the name
+	foundAt          int64 // generation at which it was adopted; 0: not adopted
 	hopeless         bool
-	switching        bool      // it was upgraded, and has not been available since
-	unfit            bool      // its node is one on which it never becomes available
-	tried            time.Time // when it left that for another; zero: it has not
+	switching        bool      // it has not been available since its upgrade
+	unfit            bool      // it never becomes available on its node
+	tried            time.Time // when it moved to its second node; zero: it did not
 }
 
 func newWorld(seed int64) *world {
 	return &world{
-		rnd: rand.New(rand.NewSource(seed)), luck: rand.New(rand.NewSource(^seed)), now: t0, epoch: "n1", rcs: map[string]rc.RC{}, status: map[string]*rc.Status{}, sick: map[string]bool{},
+		rnd: rand.New(rand.NewSource(seed)), luck: rand.New(rand.NewSource(^seed)), now: t0, epoch: "n1",
+		rcs: map[string]rc.RC{}, status: map[string]*rc.Status{}, sick: map[string]bool{},
 		holding: map[string]bool{},
 	}
 }
@@ -78,7 +80,7 @@ func (w *world) violated(format string, args ...any) {
 	w.log("VIOLATED "+format, args...)
 }
 
-// ids are the controllers, in an order that does not change from run to run.
+// ids returns the ids of the controllers, sorted.
 func (w *world) ids() []string {
 	var ids []string
 	for id := range w.rcs {
@@ -98,9 +100,9 @@ func (w *world) podsOf(id string) []*simPod {
 	return out
 }
 
-// serves reports whether a pod counts for the minimum: as registered and as placed, whatever the record asks for next.
-func (p *simPod) serves() bool {
-	return p.available && !p.stopping && !p.lost && !p.standby && !p.leaves
+// serves reports whether a pod is available for the minimum, by its registration and its placement.
+func (s *simPod) serves() bool {
+	return s.available && !s.stopping && !s.lost && !s.standby && !s.leaves
 }
 
 func (w *world) serving() int {
@@ -118,7 +120,7 @@ func (w *world) wantsStandby(p *simPod) bool {
 	return s != nil && s.Standby
 }
 
-// living counts the pods that take room.
+// living returns how many pods are counted for the bound.
 func (w *world) living() int {
 	n := 0
 	for _, p := range w.pods {
@@ -152,7 +154,7 @@ func (w *world) beside(id string) (ids []string) {
 	return ids
 }
 
-// ofService returns the limits that the records say: the stricter ones of those that are not deleted.
+// ofService returns the strictest limits of the controllers that are not deleted.
 func (w *world) ofService() (least, most int) {
 	for _, r := range w.rcs {
 		if r.Service == nil || r.DeletedAt != nil {
@@ -166,7 +168,7 @@ func (w *world) ofService() (least, most int) {
 	return least, most
 }
 
-// own is one pass of a controller's owner.
+// own simulates one pass of a controller's owner.
 func (w *world) own(id string) {
 	r := w.rcs[id]
 	w.tryElsewhere(id)
@@ -203,7 +205,7 @@ func (w *world) own(id string) {
 	w.report(id)
 }
 
-// shrink stops the pods beyond the count: first those that do not serve.
+// shrink stops pods beyond the count. Pods that do not serve stop first.
 func (w *world) shrink(id string, least int, shared bool) {
 	r := w.rcs[id]
 	for _, g := range r.ReplicaGroups {
@@ -239,21 +241,23 @@ func (w *world) shrink(id string, least int, shared bool) {
 	}
 }
 
-// switchNames takes pods into their service's name or out of it.
+// switchNames gives pods their service's name, or takes it from them.
 func (w *world) switchNames(id string, least int, shared bool) {
 	for _, p := range w.podsOf(id) {
 		leaves := w.wantsStandby(p)
-		if p.stopping || p.leaves == leaves || p.foundAt == w.rcs[id].Generation || p.serves() && w.serving()-1 < least {
+		if p.stopping || p.leaves == leaves || p.foundAt == w.rcs[id].Generation ||
+			p.serves() && w.serving()-1 < least {
 			continue
 		}
 		if p.serves() && shared && w.record != nil && w.serving()-1 < w.least {
-			w.violated("the owner of %s takes a pod out of the name, and %d serve of at least %d", id, w.serving(), w.least)
+			w.violated("the owner of %s takes a pod out of the name, and %d serve of at least %d", id, w.serving(),
+				w.least)
 		}
 		p.leaves = leaves
 	}
 }
 
-// grow adds what is missing, and replaces what is lost.
+// grow adds missing pods, and replaces lost ones.
 func (w *world) grow(id string, most int, shared bool) {
 	r := w.rcs[id]
 	if r.DeletedAt != nil {
@@ -300,10 +304,11 @@ func (w *world) tryElsewhere(id string) {
 	}
 }
 
-// limited reports whether the limit of an upgrade in place is about pods of a role.
+// limited reports whether the limit of an upgrade in place applies to the pods of a role.
 func limited(r *rc.RC, role string) bool { return r.InPlace != nil && r.InPlace.Counts(role) }
 
-// updated counts the pods, of roles that the limit is about where there is one, that run what their roles have now.
+// updated returns how many pods run the present manifest of their role. If there is a limit, only the roles to which it
+// applies are counted.
 func (w *world) updated(id string) int {
 	n, r := 0, w.rcs[id]
 	for _, p := range w.podsOf(id) {
@@ -314,8 +319,8 @@ func (w *world) updated(id string) int {
 	return n
 }
 
-// upgrade changes one pod in place, up to the limit, as the minimum allows, and waits for the one before. One of a role that does not change, and
-// that is not on its way, holds up its like alone.
+// upgrade changes one pod in place, up to the limit and as the minimum allows, and waits for the previous one. An
+// unavailable pod of a role that does not change delays only pods of such roles.
 func (w *world) upgrade(id string, least int) {
 	r := w.rcs[id]
 	over := 0
@@ -394,7 +399,9 @@ func (w *world) report(id string) {
 			st.StandingBy++
 		}
 		if p.hopeless && current && len(st.Failing) < rc.MaxFailing {
-			st.Failing = append(st.Failing, rc.PodFailure{Pod: p.role + ".0", Node: "n", Reason: "exit 1", Hopeless: true})
+			st.Failing = append(st.Failing, rc.PodFailure{
+				Pod: p.role + ".0", Node: "n", Reason: "exit 1", Hopeless: true,
+			})
 		}
 	}
 	set := func(t rc.ConditionType, is bool) {
@@ -409,7 +416,7 @@ func (w *world) report(id string) {
 	}
 }
 
-// nodes do what they were told, some of them.
+// nodes lets a share of the nodes act on their intents.
 func (w *world) nodes(share float64) {
 	for _, p := range slices.Clone(w.pods) {
 		if p.lost || w.rnd.Float64() > share {
@@ -428,24 +435,30 @@ func (w *world) nodes(share float64) {
 }
 
 func (w *world) observe() rollout.Observed {
-	obs := rollout.Observed{Now: w.now, Epoch: w.epoch, Breaker: w.breaker, Revisions: map[string]rollout.Seen{}, Gate: w.answer, PreDeploy: w.pre}
+	obs := rollout.Observed{
+		Now: w.now, Epoch: w.epoch, Breaker: w.breaker, Revisions: map[string]rollout.Seen{}, Gate: w.answer,
+		PreDeploy: w.pre,
+	}
 	for _, v := range w.record.Revisions {
 		obs.Revisions[v.RC] = rollout.Seen{RC: w.rcs[v.RC], Status: w.status[v.RC]}
 	}
 	return obs
 }
 
-// run decides once, and carries out what was decided.
+// run decides once, and writes the decision.
 func (w *world) run() rollout.Decision {
 	before := *w.record
 	d := rollout.Decide(*w.record, w.observe())
 	w.answer = nil
 	if d.Gate != nil && w.gates != nil {
-		w.answer = &rollout.GateAnswer{Phase: d.Gate.Phase, Index: d.Gate.Index, Stage: d.Gate.Stage, Error: w.gates(d.Gate)}
+		w.answer = &rollout.GateAnswer{
+			Phase: d.Gate.Phase, Index: d.Gate.Index, Stage: d.Gate.Stage, Error: w.gates(d.Gate),
+		}
 	}
 	w.write(d)
 	if w.tracing && (d.Write || len(d.RCs) > 0) {
-		w.log("%s %s stage %d %s %q held %q: %s", before.State, d.Record.State, d.Record.Stage, d.Record.Phase, d.Record.Reason, d.Record.BlockedReason, w.counts())
+		w.log("%s %s stage %d %s %q held %q: %s", before.State, d.Record.State, d.Record.Stage, d.Record.Phase,
+			d.Record.Reason, d.Record.BlockedReason, w.counts())
 	}
 	return d
 }
@@ -460,7 +473,8 @@ func (w *world) write(d rollout.Decision) {
 	next := d.Record
 	w.record = &next
 	if d.Ended {
-		if up := next.Upward(); d.InEffect != 0 && next.Strategy != rollout.InPlaceStrategy && w.status[up.RC].Available < next.Total() {
+		if up := next.Upward(); d.InEffect != 0 && next.Strategy != rollout.InPlaceStrategy &&
+			w.status[up.RC].Available < next.Total() {
 			w.violated("%s is in effect before all of its pods are available", up.Name)
 		}
 		w.record, w.ended = nil, &d
@@ -469,7 +483,7 @@ func (w *world) write(d rollout.Decision) {
 	if err := next.Check(); err != nil {
 		w.violated("%v", err)
 	}
-	if next.State == rollout.RollingBack && w.total != next.Total() { // the old revision may have had other counts
+	if next.State == rollout.RollingBack && w.total != next.Total() { // the old revision may have other counts
 		w.most, w.total = w.most+next.Total()-w.total, next.Total()
 		w.least = min(w.least, next.Total())
 		if next.Update.Surge == 0 { // a pod stops before another one comes
@@ -485,7 +499,8 @@ func (w *world) write(d rollout.Decision) {
 	}
 	again := rollout.Decide(next, w.observe())
 	if again.Gate == nil && (again.Write || len(again.RCs) > 0) && d.Gate == nil && w.answer == nil {
-		w.violated("the same again changes more: %s %s, %d controllers: %+v", again.Record.State, again.Record.Phase, len(again.RCs), again.Record)
+		w.violated("a repeated decision changes more: %s %s, %d controllers: %+v", again.Record.State,
+			again.Record.Phase, len(again.RCs), again.Record)
 	}
 }
 
@@ -506,7 +521,8 @@ func (w *world) counts() string {
 				good++
 			}
 		}
-		out = append(out, fmt.Sprintf("%s %d: %d pods, %d available, %d stop, %d lost", id, r.Desired(), len(w.podsOf(id)), good, stop, lost))
+		out = append(out, fmt.Sprintf("%s %d: %d pods, %d available, %d stop, %d lost", id, r.Desired(),
+			len(w.podsOf(id)), good, stop, lost))
 	}
 	return strings.Join(out, " | ")
 }
@@ -516,7 +532,8 @@ func (w *world) deploy(k rollout.Knobs, rev int64, counts ...int) error {
 	s := rollout.Start{
 		ID: fmt.Sprintf("R%d", rev), Service: "web", By: "ann", Now: w.now, Epoch: w.epoch, Knobs: k,
 		New: rc.RC{
-			ID: rc.RevisionID(unit, rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic,
+			ID: rc.RevisionID(unit, rev), Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev),
+			ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic,
 			Service: &rc.Service{Name: "web", Revision: rev}, Generation: 1,
 		},
 	}
@@ -541,8 +558,9 @@ func (w *world) start(s rollout.Start) error {
 	}
 	w.record, w.ended = &started.Record, nil
 	w.bounds(started.Record)
-	if largest := w.largest(); w.record.Strategy == rollout.BlueGreenStrategy && w.most > w.total+max(w.total, largest) {
-		w.violated("there may be %d pods: %d, beside those of more than one revision", w.most, w.total)
+	if largest := w.largest(); w.record.Strategy == rollout.BlueGreenStrategy &&
+		w.most > w.total+max(w.total, largest) {
+		w.violated("the bound is %d for %d pods: more than the largest revision beside them", w.most, w.total)
 	}
 	if w.tracing {
 		w.log("deploy: %s", w.counts())
@@ -559,28 +577,31 @@ func (w *world) largest() int {
 	return n
 }
 
-// bounds notes what has to hold from now on.
+// bounds sets the limits that must hold from now on.
 func (w *world) bounds(r rollout.Record) {
 	w.least, w.most, w.total = r.Update.Min, r.Total()+r.Update.Surge+r.Update.Keep, r.Total()
 }
 
-// old makes a revision that runs already.
+// old adds a revision that runs already.
 func (w *world) old(rev int64, counts ...int) {
 	id := rc.RevisionID(unit, rev)
 	r := rc.RC{
-		ID: id, Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev), ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic, Generation: 3,
+		ID: id, Name: fmt.Sprintf("web-r%d", rev), ManifestDigest: fmt.Sprintf("d%d", rev),
+		ReplicaGroups: groupsOf(counts...), Strategy: rc.Dynamic, Generation: 3,
 		Service: &rc.Service{Name: "web", Revision: rev},
 	}
 	w.rcs[id] = r
 	for _, g := range r.ReplicaGroups {
 		for range *g.Count {
-			w.pods = append(w.pods, &simPod{rc: id, role: g.Role, digest: r.ManifestDigest, available: !w.sick[r.ManifestDigest]})
+			w.pods = append(w.pods, &simPod{
+				rc: id, role: g.Role, digest: r.ManifestDigest, available: !w.sick[r.ManifestDigest],
+			})
 		}
 	}
 	w.report(id)
 }
 
-// round lets some of everybody act.
+// round lets some owners and nodes act, and perhaps the rollout.
 func (w *world) round() {
 	w.now = w.now.Add(time.Second)
 	for _, id := range w.ids() {
@@ -594,7 +615,7 @@ func (w *world) round() {
 	}
 }
 
-// settle lets everybody act until the rollout has ended or waits for an operator, for so many rounds at the most.
+// settle runs rounds until the rollout has ended or waits for an operator, but not more than the given number.
 func (w *world) settle(rounds int) bool {
 	for range rounds {
 		if w.record == nil || w.record.State == rollout.WaitingForPromote || w.record.State == rollout.Paused {

@@ -1,6 +1,5 @@
-// Package scale is the wire between whoever says how many replicas of a service a node runs, and the node: one JSON document that
-// hands the node its share, and one that says what became of it. The node's API takes requests at Path; docs/adr/0022-scale.md says what a node
-// does with them. Farms, rcctl and other programs make requests; preparers answer them.
+// Package scale has the messages by which programs ask a node to run replicas of a service; see
+// docs/design/scale-requests.md.
 package scale
 
 import (
@@ -12,75 +11,78 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Path is where a node's API takes requests, with POST.
+// Path is where a node's API takes requests, by POST.
 const Path = "/v1/internal/scale"
 
-// DefaultGroup is the role of the replicas of a request without assignments. Only the wire knows the name: a node runs them in the
-// role that controllers without groups have.
+// DefaultGroup is the role of replicas without assignments. The node runs them in the role that controllers without
+// groups have.
 const DefaultGroup = "default"
 
-// Request hands a node its share of one service. With assignments the node runs exactly these indices, and Replicas informs: a sum that
-// differs is accepted. Without, it runs indices 0 to Replicas-1 of one group.
+// Request has a node's share of one service. With assignments, the node runs exactly these indices, and Replicas is
+// only information. Without assignments, it runs the indices 0 to Replicas-1.
 type Request struct {
 	Service     string            `json:"service"`
 	Replicas    uint32            `json:"replicas"`
 	Assignments []ScaleAssignment `json:"assignments,omitempty"`
-	Spec        *Spec             `json:"spec,omitempty"`  // nil: the one that the node has of the service. With an epoch it is ignored: the node has it from Consul
-	Epoch       *Epoch            `json:"epoch,omitempty"` // nil: a service of this node alone, which no farm knows
-	// Revision orders the requests of one term, and those without an epoch where it is not zero. With an epoch it is the index of Consul's at
-	// which what the request is about was written.
+	// Spec is nil if the node knows the service. With an epoch it is ignored, because the node reads it from Consul.
+	Spec  *Spec  `json:"spec,omitempty"`
+	Epoch *Epoch `json:"epoch,omitempty"` // nil: a local service, which no farm knows
+	// Revision orders the requests of one term. Without an epoch, zero means no order. With an epoch it is the Consul
+	// index of the write that the request is about or, if unknown, the lowest number above the index of the owner's
+	// lock.
 	Revision int64 `json:"revision,omitempty"`
 }
 
-// ScaleAssignment says which replicas of one role a node runs.
-type ScaleAssignment struct { //nolint:revive // its name on the wire's other ends, which are written in several languages
+// ScaleAssignment has the replicas of one role.
+type ScaleAssignment struct { //nolint:revive // its name in programs in other languages
 	Role    string   `json:"role"`
 	Indices []uint32 `json:"indices"`
 }
 
-// MarshalJSON writes no indices as an empty list: other languages have no null in its place.
-func (a ScaleAssignment) MarshalJSON() ([]byte, error) {
+// MarshalJSON never writes null, because not every language accepts it.
+func (s ScaleAssignment) MarshalJSON() ([]byte, error) {
 	type plain ScaleAssignment
-	if a.Indices == nil {
-		a.Indices = []uint32{}
+	if s.Indices == nil {
+		s.Indices = []uint32{}
 	}
-	return json.Marshal(plain(a))
+	return json.Marshal(plain(s))
 }
 
-// Spec is what a node needs to run a service that it has never seen.
+// Spec has what a node needs to run a service that it does not know.
 type Spec struct {
-	Manifest  json.RawMessage   `json:"manifest"`            // as pkg/manifest reads it
-	Signature string            `json:"signature,omitempty"` // of the manifest's canonical form, armored; the node's trust policy asks for it
-	Labels    map[string]string `json:"labels,omitempty"`    // of the pods, besides those of the manifest
+	Manifest json.RawMessage `json:"manifest"` // as pkg/manifest reads it
+	// armored, of the manifest's canonical form; the node's trust policy asks for it
+	Signature string            `json:"signature,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"` // of the pods, in addition to the manifest's labels
 }
 
-// Epoch says in whose name a farm speaks. A request that bears one starts and upgrades what the cluster's records say, and stops nothing
-// by leaving it out.
+// Epoch has the cluster and the owner for which a farm asks. A request with an epoch stops no replica that it leaves
+// out.
 type Epoch struct {
 	Cluster string `json:"nonce"` // of the cluster, as in the record schema
 	RCID    string `json:"rc_id"`
 	Term    string `json:"term"` // of the controller's owner, as Term writes it: later terms sort after earlier ones
 }
 
-// Term is that of a controller's owner, whose lock has an index, under an epoch of the cluster.
+// Term makes a term from the epoch of the cluster and the index of the owner's lock.
 func Term(cluster string, lockIndex uint64) string {
 	return fmt.Sprintf("%s/%020d", cluster, lockIndex)
 }
 
-// Response says what became of a request.
+// Response is the result.
 type Response struct {
 	Success  bool   `json:"success"`
 	Service  string `json:"service"`
-	Replicas uint32 `json:"replicas"` // that the node is to run now; without success it says nothing
+	Replicas uint32 `json:"replicas"` // how many the node is to run now; meaningless without success
 	Message  string `json:"message,omitempty"`
 }
 
-// New asks for so many replicas of a service.
+// New returns a request without assignments.
 func New(service string, replicas uint32) Request {
 	return Request{Service: service, Replicas: replicas}
 }
 
-// NewWithAssignments asks for given replicas of a service. Replicas is their number.
+// NewWithAssignments sets Replicas to the number of indices.
 func NewWithAssignments(service string, assignments []ScaleAssignment) Request {
 	r := Request{Service: service, Assignments: assignments}
 	for _, a := range assignments {
@@ -95,11 +97,10 @@ func (r Request) WithSpec(spec Spec) Request {
 	return r
 }
 
-// Clone returns a copy that shares nothing with the request.
+// Clone returns a copy that shares nothing.
 func (r Request) Clone() Request { return field.Copy(r) }
 
-// Assigned returns what the node is to run: the assignments, or those that a bare number of replicas means. A number beyond MaxReplicas is
-// for Validate to refuse.
+// Assigned returns what the node must run. Validate refuses a number above MaxReplicas.
 func (r Request) Assigned() []ScaleAssignment {
 	if len(r.Assignments) > 0 {
 		return r.Assignments
@@ -114,8 +115,8 @@ func (r Request) Assigned() []ScaleAssignment {
 	return []ScaleAssignment{group}
 }
 
-// Decode reads one request and validates it. Fields that it does not know are ignored, also those whose names differ from its own in case; a field that
-// occurs twice, a number that is null, and a body that is cut off, too long, or followed by anything are errors.
+// Decode reads one request and validates it. It ignores unknown fields, even if a name differs from a known name only
+// in case. It refuses repeated fields, null numbers, and a body that is cut off, too long, or followed by anything.
 func Decode(body io.Reader) (Request, error) {
 	data, err := io.ReadAll(io.LimitReader(body, MaxBytes+1))
 	switch {
@@ -134,28 +135,29 @@ func Decode(body io.Reader) (Request, error) {
 	return r, r.Validate()
 }
 
-// What may become of a request; the node's API has a status for each, and 500 for what is none of them.
+// The node's API has a status for each of these results, and 500 for any other error.
 var (
 	// ErrInvalid: a field of the request, or of its manifest, is wrong (400).
 	ErrInvalid = errors.New("the request is not valid")
-	// ErrUnknownService: the node does not know the service, and the request has no spec (404).
+	// ErrUnknownService: the node does not know the service, and there is no spec (404).
 	ErrUnknownService = errors.New("unknown service")
-	// ErrConflict: the request is older than the last one, its name is taken, or the node has no room (409).
+	// ErrConflict: the request is old, its name is taken, or the node has no capacity (409).
 	ErrConflict = errors.New("refused")
-	// ErrUnavailable: the node cannot say now (503).
+	// ErrUnavailable: the node cannot answer now (503).
 	ErrUnavailable = errors.New("not now")
 )
 
 // The bounds of a request.
 const (
-	MaxBytes    = 1 << 20 // of the JSON
-	MaxService  = 57      // letters of a service's name: with "local-" it is the name of what the node has in place of a controller
-	MaxReplicas = 1000    // of one service on one node
-	MaxIndex    = 9_999   // as of a controller's replicas
-	maxText     = 256     // bytes of what names the epoch
+	MaxBytes = 1 << 20 // of the JSON
+	// MaxService leaves space for "local-" before the name.
+	MaxService  = 57
+	MaxReplicas = 1000  // of one service on one node
+	MaxIndex    = 9_999 // as of a controller's replicas
+	maxText     = 256   // bytes of each text in the epoch
 )
 
-// Validate returns what is wrong with the request, field by field. What the manifest says is for the node to judge.
+// Validate does not check the manifest; the node does.
 func (r Request) Validate() error {
 	var errs field.Errors
 	if r.Epoch == nil {
@@ -171,7 +173,11 @@ func (r Request) Validate() error {
 		errs.Add("spec.manifest", nil, "a manifest")
 	}
 	if e := r.Epoch; e != nil {
-		for _, text := range []struct{ name, value string }{{"epoch.nonce", e.Cluster}, {"epoch.rc_id", e.RCID}, {"epoch.term", e.Term}} {
+		for _, text := range []struct{ name, value string }{
+			{"epoch.nonce", e.Cluster},
+			{"epoch.rc_id", e.RCID},
+			{"epoch.term", e.Term},
+		} {
 			if text.value == "" || len(text.value) > maxText {
 				errs.Add(text.name, field.Cut(text.value, maxText), fmt.Sprintf("1 to %d bytes", maxText))
 			}

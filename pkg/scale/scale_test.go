@@ -14,24 +14,31 @@ import (
 )
 
 func whole() scale.Request {
-	r := scale.NewWithAssignments("web", []scale.ScaleAssignment{{Role: "main", Indices: []uint32{4}}}).WithSpec(scale.Spec{
-		Manifest: json.RawMessage(`{"version":1,"id":"web","launchables":[]}`), Signature: "-----BEGIN SSH SIGNATURE-----", Labels: map[string]string{"tier": "front"},
+	r := scale.NewWithAssignments("web",
+		[]scale.ScaleAssignment{{Role: "main", Indices: []uint32{4}}}).WithSpec(scale.Spec{
+		Manifest:  json.RawMessage(`{"version":1,"id":"web","launchables":[]}`),
+		Signature: "-----BEGIN SSH SIGNATURE-----", Labels: map[string]string{"tier": "front"},
 	})
-	r.Epoch = &scale.Epoch{Cluster: "01jd8k3v9q6t2m5x7z0b4c1n8r", RCID: "01jd8k3v9q6t2m5x7z0b4c1n8s", Term: scale.Term("01jd8k3v9q6t2m5x7z0b4c1n8r", 42)}
+	r.Epoch = &scale.Epoch{
+		Cluster: "01jd8k3v9q6t2m5x7z0b4c1n8r", RCID: "01jd8k3v9q6t2m5x7z0b4c1n8s",
+		Term: scale.Term("01jd8k3v9q6t2m5x7z0b4c1n8r", 42),
+	}
 	r.Revision = 1700000000001
 	return r
 }
 
-// What programs in other languages send and read stands in testdata: it is decoded into what the constructors make, and encoded again as it was.
+// testdata has messages of programs in other languages. They decode into the same values that the constructors make,
+// and encode again unchanged.
 func TestGoldenFiles(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]any{
-		"minimal":     new(scale.New("web", 3)),
-		"assignments": new(scale.NewWithAssignments("db", []scale.ScaleAssignment{{Role: "primary", Indices: []uint32{0}}, {Role: "read", Indices: []uint32{1, 2}}})),
-		"whole":       new(whole()),
-		"none":        new(scale.NewWithAssignments("db", []scale.ScaleAssignment{{Role: "read", Indices: []uint32{}}})),
-		"taken":       &scale.Response{Success: true, Service: "web", Replicas: 3},
-		"response":    &scale.Response{Service: "web", Replicas: 2, Message: "port 80 is taken"},
+		"minimal": new(scale.New("web", 3)),
+		"assignments": new(scale.NewWithAssignments("db",
+			[]scale.ScaleAssignment{{Role: "primary", Indices: []uint32{0}}, {Role: "read", Indices: []uint32{1, 2}}})),
+		"whole":    new(whole()),
+		"none":     new(scale.NewWithAssignments("db", []scale.ScaleAssignment{{Role: "read", Indices: []uint32{}}})),
+		"taken":    &scale.Response{Success: true, Service: "web", Replicas: 3},
+		"response": &scale.Response{Service: "web", Replicas: 2, Message: "port 80 is taken"},
 	} {
 		data, err := os.ReadFile("testdata/" + name + ".json")
 		if err != nil {
@@ -80,7 +87,10 @@ func TestAssigned(t *testing.T) {
 	}{
 		{scale.New("web", 0), "[]"},
 		{scale.New("web", 3), "[{default [0 1 2]}]"},
-		{scale.Request{Replicas: 9, Assignments: []scale.ScaleAssignment{{Role: "read", Indices: []uint32{7}}}}, "[{read [7]}]"},
+		{
+			scale.Request{Replicas: 9, Assignments: []scale.ScaleAssignment{{Role: "read", Indices: []uint32{7}}}},
+			"[{read [7]}]",
+		},
 		{scale.Request{Replicas: 9, Assignments: []scale.ScaleAssignment{{Role: "read"}}}, "[{read []}]"},
 		{scale.Request{Replicas: 2, Assignments: []scale.ScaleAssignment{}}, "[{default [0 1]}]"},
 	} {
@@ -106,24 +116,35 @@ func TestDecode(t *testing.T) {
 	for _, c := range []struct{ body, want string }{
 		{`{"service":"web"}`, ""},
 		{`{"service":"web","replicas":3,"colour":"red","assignments":[]}`, ""},
-		{`{"service":"web","replicas":3,"assignments":[{"role":"read","indices":[1],"zone":"a"}]}`, ""}, // the number informs
+		// with assignments, the number is only information
+		{`{"service":"web","replicas":3,"assignments":[{"role":"read","indices":[1],"zone":"a"}]}`, ""},
 		{fmt.Sprintf(`{"service":"web","replicas":%d}`, scale.MaxReplicas), ""},
 		{fmt.Sprintf(`{"service":"web","assignments":[{"role":"a","indices":[%s]}]}`, indices(scale.MaxReplicas)), ""},
 		{`{"service":"web","assignments":[{"role":"a","indices":[9999,0]},{"role":"b","indices":[0]}]}`, ""},
 		{`{"service":"web","replicas":1,"epoch":{"nonce":"n","rc_id":"r","term":"t"},"revision":1}`, ""},
 		{`{"service":"web","revision":7}`, ""},
-		{`{"service":"web","Service":"other","REPLICAS":1001,"Assignments":"x","colour":1,"colour":2}`, ""}, // names of others
+		// unknown names
+		{`{"service":"web","Service":"other","REPLICAS":1001,"Assignments":"x","colour":1,"colour":2}`, ""},
 		{`{"service":"web","assignments":null,"spec":null,"epoch":null}`, ""},
 		{`{"service":"web","spec":{"manifest":{},"signature":null,"labels":null}}`, ""},
 		{`{"service":"web","replicas":null}`, "replicas: null is not valid; allowed: a whole number"},
 		{`{"service":"web","revision":null}`, "revision: null is not valid"},
 		{`{"service":null}`, "service: null is not valid"},
 		{`{"service":"web","assignments":[{"role":"a","indices":null}]}`, "assignments[0].indices: null is not valid"},
-		{`{"service":"web","assignments":[{"role":"a","indices":[null]}]}`, "assignments[0].indices[0]: null is not valid"},
+		{
+			`{"service":"web","assignments":[{"role":"a","indices":[null]}]}`,
+			"assignments[0].indices[0]: null is not valid",
+		},
 		{`{"service":"web","assignments":[null]}`, "assignments[0]: null is not valid"},
 		{`{"service":"web","replicas":3,"replicas":1}`, "replicas: a second time is not valid; allowed: each key once"},
-		{`{"service":"web","assignments":[{"role":"a"}],"assignments":[{"indices":[3]}]}`, "assignments: a second time is not valid"},
-		{`{"service":"web","assignments":[{"role":"a","indices":[0],"indices":[1]}]}`, "assignments[0].indices: a second time is not valid"},
+		{
+			`{"service":"web","assignments":[{"role":"a"}],"assignments":[{"indices":[3]}]}`,
+			"assignments: a second time is not valid",
+		},
+		{
+			`{"service":"web","assignments":[{"role":"a","indices":[0],"indices":[1]}]}`,
+			"assignments[0].indices: a second time is not valid",
+		},
 		{`{"service":"web","spec":{"manifest":{},"manifest":{}}}`, "spec.manifest: a second time is not valid"},
 		{`{"service":"web","replicas":3.0}`, "replicas: 3.0 is not valid"},
 		{`{"service":"web","replicas":3.5}`, "replicas: 3.5 is not valid"},
@@ -132,24 +153,42 @@ func TestDecode(t *testing.T) {
 		{`{}`, "service: missing"},
 		{`{"service":"Web"}`, `service: "Web" is not valid; allowed: 1 to 57 lower-case letters`},
 		{`{"service":"` + strings.Repeat("w", 58) + `"}`, `allowed: 1 to 57 lower-case letters`},
-		{`{"service":"` + strings.Repeat("w", 63) + `","replicas":1,"epoch":{"nonce":"n","rc_id":"r","term":"t"},"revision":1}`, ""},
+		{`{"service":"` + strings.Repeat("w", 63) +
+			`","replicas":1,"epoch":{"nonce":"n","rc_id":"r","term":"t"},"revision":1}`, ""},
 		{`{"service":"web","replicas":-1}`, "-1 is not valid"},
 		{`{"service":"web","replicas":1001}`, "replicas: 1001 is not valid; allowed: 0 to 1000"},
 		{`{"service":"web","replicas":4294967296}`, "replicas: 4294967296 is not valid"},
 		{`{"service":"web","assignments":[{"role":"","indices":[0]}]}`, "assignments[0].role"},
-		{`{"service":"web","assignments":[{"role":"a","indices":[0]},{"role":"a","indices":[1]}]}`, `assignments[1].role: "a" is not valid`},
-		{`{"service":"web","assignments":[{"role":"a","indices":[0,1,0]}]}`, "assignments[0].indices[2]: 0 is not valid"},
-		{`{"service":"web","assignments":[{"role":"a","indices":[10000]}]}`, "assignments[0].indices[0]: 10000 is not valid; allowed: 0 to 9999"},
+		{
+			`{"service":"web","assignments":[{"role":"a","indices":[0]},{"role":"a","indices":[1]}]}`,
+			`assignments[1].role: "a" is not valid`,
+		},
+		{
+			`{"service":"web","assignments":[{"role":"a","indices":[0,1,0]}]}`,
+			"assignments[0].indices[2]: 0 is not valid",
+		},
+		{
+			`{"service":"web","assignments":[{"role":"a","indices":[10000]}]}`,
+			"assignments[0].indices[0]: 10000 is not valid; allowed: 0 to 9999",
+		},
 		{`{"service":"web","assignments":[{"role":"a","indices":[-1]}]}`, "-1 is not valid"},
 		{
-			fmt.Sprintf(`{"service":"web","assignments":[{"role":"a","indices":[%s]},{"role":"b","indices":[0]}]}`, indices(scale.MaxReplicas)),
+			fmt.Sprintf(`{"service":"web","assignments":[{"role":"a","indices":[%s]},{"role":"b","indices":[0]}]}`,
+				indices(scale.MaxReplicas)),
 			"assignments: 1001 is not valid; allowed: 0 to 1000 indices in all",
 		},
 		{`{"service":"web","spec":{}}`, "spec.manifest: missing"},
 		{`{"service":"web","spec":{"manifest":"web"}}`, "spec.manifest"},
 		{`{"service":"web","epoch":{"nonce":"n","rc_id":"r"},"revision":1}`, "epoch.term"},
-		{`{"service":"web","epoch":{"nonce":"n","rc_id":"` + strings.Repeat("r", 257) + `","term":"t"},"revision":1}`, "epoch.rc_id"},
-		{`{"service":"web","epoch":{"nonce":"n","rc_id":"r","term":"t"}}`, "revision: 0 is not valid; allowed: 1 or more, with an epoch"},
+		{
+			`{"service":"web","epoch":{"nonce":"n","rc_id":"` + strings.Repeat("r", 257) +
+				`","term":"t"},"revision":1}`,
+			"epoch.rc_id",
+		},
+		{
+			`{"service":"web","epoch":{"nonce":"n","rc_id":"r","term":"t"}}`,
+			"revision: 0 is not valid; allowed: 1 or more, with an epoch",
+		},
 		{`{"service":"web","revision":-1}`, "revision: -1 is not valid"},
 		{`{"service":"web","replicas":3`, "cut off"},
 		{``, "cut off"},
@@ -167,7 +206,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// An assignment that names no index is written as other languages read it.
+// An assignment without indices is written in the form that other languages read.
 func TestNoIndicesAreAnEmptyList(t *testing.T) {
 	t.Parallel()
 	read, err := scale.Decode(strings.NewReader(`{"service":"db","assignments":[{"role":"read"}]}`))
@@ -181,7 +220,7 @@ func TestNoIndicesAreAnEmptyList(t *testing.T) {
 	}
 }
 
-// Whatever comes over the network is refused, or was said once and clearly, and can be handed on as it was understood.
+// Input from the network is refused, or it has each field once and can be sent on unchanged.
 func FuzzDecode(f *testing.F) {
 	for _, name := range []string{"minimal", "assignments", "none", "whole", "response"} {
 		data, err := os.ReadFile("testdata/" + name + ".json")
@@ -191,8 +230,10 @@ func FuzzDecode(f *testing.F) {
 		f.Add(data)
 	}
 	for _, text := range []string{
-		`{"service":"web","replicas":null}`, `{"service":"web","replicas":3,"REPLICAS":0}`, `{"service":"web","replicas":3,"replicas":1}`,
-		`{"service":"db","assignments":[{"role":"read"}]}`, `{"service":"db","assignments":[{"role":"read","indices":[null]}]}`,
+		`{"service":"web","replicas":null}`, `{"service":"web","replicas":3,"REPLICAS":0}`,
+		`{"service":"web","replicas":3,"replicas":1}`,
+		`{"service":"db","assignments":[{"role":"read"}]}`,
+		`{"service":"db","assignments":[{"role":"read","indices":[null]}]}`,
 	} {
 		f.Add([]byte(text))
 	}
@@ -201,7 +242,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if said := values(t, data, "replicas"); len(said) > 1 || len(said) == 1 && said[0] != json.Number(fmt.Sprint(r.Replicas)) || len(said) == 0 && r.Replicas != 0 {
+		if said := values(t, data, "replicas"); len(said) > 1 ||
+			len(said) == 1 && said[0] != json.Number(fmt.Sprint(r.Replicas)) || len(said) == 0 && r.Replicas != 0 {
 			t.Fatalf("%v was understood as %d", said, r.Replicas)
 		}
 		again, err := json.Marshal(r)
@@ -221,7 +263,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// values are all that a document says under one key, in its order.
+// values returns all values that a document has under one key, in their order.
 func values(t *testing.T, data []byte, key string) (all []any) {
 	t.Helper()
 	dec := json.NewDecoder(bytes.NewReader(data))

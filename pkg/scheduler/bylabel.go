@@ -10,38 +10,36 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// ByLabel is the scheduler that farms have of their own: a node may take the pods of a controller if the controller's selector selects it,
-// and it is alive and open. It keeps no books. It remembers what each selector gave for the nodes as they were, and looks only at the nodes that have
-// changed since: controllers share few selectors, and there are thousands of both. The zero ByLabel is ready, and remembers only
-// what is asked twice for one version.
+// ByLabel is the farms' built-in scheduler. It keeps no books. Thousands of controllers share few selectors. So ByLabel
+// remembers the result of each selector, and later looks only at changed nodes. The zero ByLabel can be used. Without
+// Between, it uses a remembered result only for the same version of the nodes.
 type ByLabel struct {
 	NoBooks
-	// Between returns how the nodes of one version became those of another, which may be the older one; false where that is not
-	// known. Nil: it never is.
+	// Between returns the changes from one version of the nodes to another, which may be older. The result is false if
+	// they are not known. Between may be nil.
 	Between func(from, to uint64) ([]NodeChange, bool)
 
 	mu    sync.Mutex
 	first func(name string) bool
-	epoch string // what found is about
+	epoch string // the epoch for which found is valid
 	found map[criteria]*remembered
 }
 
-// criteria are what controllers may have in common.
+// criteria are what many controllers share.
 type criteria struct{ selector, spread string }
 
-// remembered is a selector with what it gave last.
 type remembered struct {
 	selector
 	selection Selection
-	version   uint64 // of the nodes; zero: there is no selection yet
+	version   uint64 // version of the nodes; zero: there is no selection yet
 }
 
-// Query asks which nodes a controller may use.
+// Query is a question to ByLabel: which nodes may a controller use?
 type Query struct {
 	Selector, Spread string
 	Epoch            string // of the cluster
 	Nodes            map[string]*node.View
-	Version          uint64 // of the nodes; zero: not known
+	Version          uint64 // of the nodes; zero: unknown
 }
 
 // maxRemembered is how many selectors are remembered.
@@ -57,14 +55,14 @@ func (b *ByLabel) EligibleNodes(_ context.Context, v *View) ([]string, Reasons, 
 	return names, excluded, nil
 }
 
-// Prefer says which nodes are tried first from now on; nil: none is.
+// Prefer sets which nodes are tried first from now on; nil: none.
 func (b *ByLabel) Prefer(first func(nodeName string) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.first, b.found = first, nil
 }
 
-// First reports whether a node is one of those that are tried first.
+// First reports whether a node is tried first.
 func (b *ByLabel) First(nodeName string) bool {
 	b.mu.Lock()
 	first := b.first
@@ -72,7 +70,7 @@ func (b *ByLabel) First(nodeName string) bool {
 	return first != nil && first(nodeName)
 }
 
-// Select returns which nodes a controller may use, as groups with those first that are tried first. The error is that of the selector.
+// Select returns the nodes that a controller may use, in groups. It fails if the selector is not valid.
 func (b *ByLabel) Select(q Query) (Selection, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -99,8 +97,7 @@ func (b *ByLabel) Select(q Query) (Selection, error) {
 	return now, nil
 }
 
-// since returns what a selector gives for the nodes of a version, from what it gave for those of another, if it is known what has
-// changed in between. The caller holds the mutex.
+// since computes a selector's result from the remembered one, if the changes since are known. b.mu must be held.
 func (b *ByLabel) since(r *remembered, version uint64) (now Selection, known bool) {
 	switch {
 	case version == 0 || r.version == 0:
@@ -117,7 +114,7 @@ func (b *ByLabel) since(r *remembered, version uint64) (now Selection, known boo
 	return r.after(r.selection, changes), true
 }
 
-// selectorFor makes a selector for the epoch and the preference of now. The caller holds the mutex.
+// selectorFor makes a selector for the present epoch and preference. b.mu must be held.
 func (b *ByLabel) selectorFor(by criteria) (selector, error) {
 	sel, err := labels.Parse(by.selector)
 	if err != nil {

@@ -8,15 +8,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Clash is why a node refuses a claim for Ports.
+// Clash is why a node refuses a claim with the reason Ports.
 type Clash struct {
-	Port    int            // static, which is not free; zero: too few numbers are left for dynamic ones
-	Machine bool           // something on the machine has it that is none of the node's pods
-	Pod     pod.Identity   // that has it, where the machine has not
-	Range   node.PortRange // for dynamic ones
+	Port    int            // the static port that is not free; zero: the range has too few free numbers
+	Machine bool           // a program on the machine has the port, and it is not a pod of the node
+	Pod     pod.Identity   // the pod that has the port, unless Machine is set
+	Range   node.PortRange // the node's range of dynamic ports
 }
 
-// ClashOf returns what is in the way of a claim that a node refuses for Ports.
+// ClashOf finds the clash.
 func ClashOf(v *node.View, res node.Reservation, want node.Claim) Clash {
 	others := slices.SortedFunc(Others(v, res, want.Pod), func(a, b node.Claim) int { return a.Pod.Compare(b.Pod) })
 	for _, port := range want.Ports {
@@ -32,7 +32,7 @@ func ClashOf(v *node.View, res node.Reservation, want node.Claim) Clash {
 	return Clash{Range: v.PortRange}
 }
 
-// String says it for people, such as "port 80 is taken by web/main.0".
+// String is for people, such as "port 80 is taken by web/main.0".
 func (c Clash) String() string {
 	switch {
 	case c.Port == 0:

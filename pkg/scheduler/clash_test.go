@@ -8,8 +8,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// People are told the first port that is not free, and who has it. If all are free, the range has too few numbers left.
-func TestClashSaysWhatIsInTheWay(t *testing.T) {
+// A clash names the first port that is not free, and the pod or the machine that has it. If all static ports are free,
+// the range has too few numbers left.
+func TestClashNamesThePortAndItsOwner(t *testing.T) {
 	t.Parallel()
 	web, left := identity("web", 0), identity("left", 3)
 	v := &node.View{Node: node.Node{PortRange: node.PortRange{Min: 20000, Max: 20001}, PortsInUse: []int{22, 80}}}
@@ -20,11 +21,14 @@ func TestClashSaysWhatIsInTheWay(t *testing.T) {
 		ports []int
 		says  string
 	}{
-		"a pod has it, and listens":  {[]int{80}, "port 80 is taken by web/main.0"},
-		"a pod without a claim":      {[]int{8080}, "port 8080 is taken by left/main.3"},
-		"the machine has it":         {[]int{22}, "port 22 is held by something else on the machine"},
-		"the second of the ports":    {[]int{443, 22, 80}, "port 22 is held by something else on the machine"},
-		"all are free":               {[]int{443}, "its range of dynamic ports, 20000 to 20001, has too few numbers left"},
+		"a pod has it, and listens": {[]int{80}, "port 80 is taken by web/main.0"},
+		"a pod without a claim":     {[]int{8080}, "port 8080 is taken by left/main.3"},
+		"the machine has it":        {[]int{22}, "port 22 is held by something else on the machine"},
+		"the second of the ports":   {[]int{443, 22, 80}, "port 22 is held by something else on the machine"},
+		"all are free": {
+			[]int{443},
+			"its range of dynamic ports, 20000 to 20001, has too few numbers left",
+		},
 		"no static ports are wanted": {nil, "its range of dynamic ports, 20000 to 20001, has too few numbers left"},
 	} {
 		clash := scheduler.ClashOf(v, res, node.Claim{Pod: identity("new", 0), Ports: tt.ports})

@@ -1,4 +1,4 @@
 package scheduler
 
-// NodesWait is how long a pass waits for nodes that others have.
+// NodesWait is how long a pass waits for nodes that other passes have.
 const NodesWait = nodesWait

@@ -2,10 +2,10 @@ package scheduler
 
 import "slices"
 
-// History is how the views of the nodes became what they are: the changes that made each of the last versions.
+// History has the changes that made each of the last versions of the nodes' views.
 type History struct {
 	steps []historyStep
-	size  int // changes in all
+	size  int // number of all changes
 }
 
 type historyStep struct {
@@ -13,10 +13,10 @@ type historyStep struct {
 	changes []NodeChange
 }
 
-// maxHistory is how many changes are kept. Where there were more, looking at all nodes costs hardly more.
+// maxHistory is how many changes are kept. For more changes it costs hardly more to look at all nodes.
 const maxHistory = 2000
 
-// Add notes what made a version, the one after the last.
+// Add adds the changes from the last version to this one.
 func (h *History) Add(version uint64, changes []NodeChange) {
 	h.steps, h.size = append(h.steps, historyStep{version, changes}), h.size+len(changes)
 	for h.size > maxHistory {
@@ -25,8 +25,7 @@ func (h *History) Add(version uint64, changes []NodeChange) {
 	}
 }
 
-// Between returns the changes that lead from one version to another, which may be the older one; ok is false where that is not
-// known any more.
+// Between returns the changes from one version to another, which may be older. ok: all of them are kept.
 func (h *History) Between(from, to uint64) (changes []NodeChange, ok bool) {
 	if from == to {
 		return nil, true

@@ -8,31 +8,30 @@ import (
 	"time"
 )
 
-// Ledger is which nodes' reservations passes of one farm have read and may be about to write. The zero Ledger is empty. Two controllers that place at
-// once keep out of each other's way: a batch that meets another one on a node is refused whole.
+// Ledger gives different nodes to passes of a farm that run at the same time. If two passes write to the same node's
+// reservation, Consul refuses the whole second batch. The zero Ledger is empty.
 type Ledger struct {
 	mu    sync.Mutex
-	busy  map[string]int // passes by node
-	freed chan struct{}  // closed when nodes are given back; nil while nobody waits for that
+	busy  map[string]int // number of passes by node
+	freed chan struct{}  // closed when nodes are given back; nil if no pass waits
 }
 
-// Pool is what a pass may take nodes from, in the order of preference: the nodes that the farm prefers, and the rest, which
-// other farms try first.
+// Pool has the nodes that a pass may take: first those that this farm prefers, then the rest.
 type Pool struct{ Preferred, Rest Preference }
 
-// Empty reports whether there is nothing to take.
+// Empty reports whether the pool has no node left.
 func (p *Pool) Empty() bool { return p.Preferred.Left()+p.Rest.Left() == 0 }
 
-// Preference is nodes in the order in which they are tried, without those that the pass has taken already. The zero Preference has none.
+// Preference has nodes in the order in which they are tried, without those that the pass has taken. Zero: no nodes.
 type Preference struct {
 	Order Order
-	Turns Turns // instead, where pods are spread over a label
-	// Skip tells which nodes are not tried for now, such as those that are known to be full; nil: none.
+	Turns Turns // used in place of Order if pods are spread over a label
+	// Skip reports whether a node is not tried now, for example because it is full. It may be nil.
 	Skip  func(name string) bool
 	taken map[string]bool
 }
 
-// Order is names in the order in which they are tried.
+// Order has names in the order in which they are tried.
 type Order interface {
 	Len() int
 	All() iter.Seq[string]
@@ -41,12 +40,12 @@ type Order interface {
 // Turns is an order in which groups of names take turns.
 type Turns interface {
 	Len() int
-	// Usable yields the names that are usable, each with a level that never goes down. Better ones come before the others for as far as
-	// that makes no level higher.
+	// Usable yields the usable names with their levels, which never decrease. Names that are better come earlier, if
+	// this makes no level higher.
 	Usable(usable, better func(name string) bool) iter.Seq2[string, int]
 }
 
-// Left returns how many nodes are left, those included that are not tried for now.
+// Left returns how many nodes are left, also those that are not tried now.
 func (p *Preference) Left() int {
 	if p.Turns != nil {
 		return p.Turns.Len() - len(p.taken)
@@ -62,7 +61,6 @@ func anyNode(string) bool { return true }
 // All yields the nodes that are left.
 func (p *Preference) All() iter.Seq[string] { return p.those(anyNode) }
 
-// those yields the nodes that fit.
 func (p *Preference) those(fit func(name string) bool) iter.Seq[string] {
 	if p.Turns != nil {
 		return p.spreading(fit, anyNode)
@@ -79,7 +77,7 @@ func (p *Preference) those(fit func(name string) bool) iter.Seq[string] {
 	}
 }
 
-// spreading yields the nodes that fit, where pods are spread: better ones first where that spreads no worse.
+// spreading yields the nodes that fit. Better ones come earlier, if the pods are then spread as well as before.
 func (p *Preference) spreading(fit, better func(name string) bool) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for name := range p.Turns.Usable(func(name string) bool { return p.tried(name) && fit(name) }, better) {
@@ -90,12 +88,10 @@ func (p *Preference) spreading(fit, better func(name string) bool) iter.Seq[stri
 	}
 }
 
-// tried reports whether a node is tried now.
 func (p *Preference) tried(name string) bool {
 	return !p.taken[name] && (p.Skip == nil || !p.Skip(name))
 }
 
-// upTo returns how many nodes there are to be tried now, or the number given if they are more.
 func (p *Preference) upTo(n int) int {
 	if p.Skip == nil {
 		return min(n, p.Left())
@@ -103,7 +99,7 @@ func (p *Preference) upTo(n int) int {
 	return len(first(n, p.All()))
 }
 
-// Take takes nodes out.
+// Take removes nodes from the preference.
 func (p *Preference) Take(names []string) {
 	if p.taken == nil {
 		p.taken = make(map[string]bool, len(names))
@@ -115,24 +111,25 @@ func (p *Preference) Take(names []string) {
 
 // How a pass takes nodes.
 const (
-	// MinCandidates is how many nodes a pass looks at in the least, so that a few full ones do not hide a free one.
+	// MinCandidates is how many nodes a pass looks at in any case. Fewer nodes could all be full although others are
+	// not.
 	MinCandidates = 12
-	// perPod is how many nodes' reservations are read for each pod to be placed.
+	// perPod is how many nodes' reservations are read for each pod.
 	perPod = 3
-	// restEvery is how many nodes of the preferred come with one of the rest, so that those are found where other farms
-	// have placed far less.
+	// restEvery is how many preferred nodes a pass takes for each node of the rest. Without the rest, it would not find
+	// nodes on which other farms have placed far fewer pods.
 	restEvery = 6
-	// A pass takes no more than this part of the free nodes, unless it needs more: others want some, too.
+	// freePart limits a pass to one in freePart of the free nodes, unless it needs more. Other passes want some, too.
 	freePart = 4
-	// enoughPart is the part of the preferred ones that a pass waits for at the most. One with more pods begins with what is free.
+	// enoughPart limits a pass to wait for at most one in enoughPart of the preferred nodes.
 	enoughPart = 8
-	// nodesWait is how long a pass waits for nodes that others have. Then it takes those and may be refused.
+	// nodesWait is how long a pass waits for nodes that other passes have. Then it takes them, although Consul may
+	// refuse its batch.
 	nodesWait = 500 * time.Millisecond
 )
 
-// Take takes nodes for some pods out of the pool, those that no other pass has first. A pass that has none yet waits for a
-// while until there are enough. Those taken must be given back after the writes. It returns the nodes, and those of them that
-// are of the rest.
+// Take takes nodes for some pods, first nodes that no other pass has. With wait, it waits for at most nodesWait until
+// enough nodes are free. The caller must give the nodes back after its writes. fallback has the nodes of the rest.
 func (l *Ledger) Take(ctx context.Context, from *Pool, pods int, wait bool) (some, fallback []string) {
 	n, enough := max(MinCandidates, perPod*pods), min(pods, max(MinCandidates, from.Preferred.Left()/enoughPart))
 	var timeout <-chan time.Time
@@ -156,7 +153,8 @@ func (l *Ledger) Take(ctx context.Context, from *Pool, pods int, wait bool) (som
 	}
 }
 
-// tryTake takes nodes now, or returns what is closed when some are given back, if the pass may wait and should.
+// tryTake takes nodes now. With wait, if too few are free, it takes none, and returns a channel that is closed when
+// nodes are given back.
 func (l *Ledger) tryTake(from *Pool, n, enough int, wait bool) (some, fallback []string, freed chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +174,7 @@ func (l *Ledger) tryTake(from *Pool, n, enough int, wait bool) (some, fallback [
 	return some, fallback, nil
 }
 
-// free returns up to n of the nodes that nobody has. The caller holds the mutex.
+// free returns up to n nodes that no pass has. l.mu must be held.
 func (l *Ledger) free(from *Preference, n int) []string {
 	return first(n, from.those(l.isFree))
 }
@@ -185,9 +183,9 @@ func (l *Ledger) isFree(name string) bool { return l.busy[name] == 0 }
 
 func (l *Ledger) isBusy(name string) bool { return l.busy[name] > 0 }
 
-// best returns the nodes over which some pods are spread best, busy ones among them only where free ones would not do as well;
-// none where pods are not spread. A pass with many pods asks for some only: were it to wait until none of many groups lacks a
-// free node, it would wait for most of the other passes. The caller holds the mutex.
+// best returns the nodes over which some pods are spread best; none if pods are not spread. It returns a busy node only
+// if free nodes would be worse. Ask it for few nodes: a pass that waited for a free node in each of many groups would
+// wait for most other passes. l.mu must be held.
 func (l *Ledger) best(from *Preference, pods int) []string {
 	if from.Turns == nil {
 		return nil
@@ -195,7 +193,6 @@ func (l *Ledger) best(from *Preference, pods int) []string {
 	return first(pods, from.spreading(anyNode, l.isFree))
 }
 
-// first returns the first n names.
 func first(n int, names iter.Seq[string]) []string {
 	var some []string
 	if n <= 0 {
@@ -209,7 +206,6 @@ func first(n int, names iter.Seq[string]) []string {
 	return some
 }
 
-// besides returns those of all names that are not among some.
 func besides(all, some []string) []string {
 	if len(some) == 0 {
 		return all
@@ -221,8 +217,7 @@ func besides(all, some []string) []string {
 	return slices.DeleteFunc(all, func(name string) bool { return not[name] })
 }
 
-// takeNow takes the own ones given, a few of the rest, and if that is not enough those that others have. The caller holds the
-// mutex.
+// takeNow takes own and a few nodes of the rest, then nodes that other passes have. l.mu must be held.
 func (l *Ledger) takeNow(from *Pool, own []string, n, enough int) (some, fallback []string) {
 	if from.Preferred.Left() == 0 {
 		fallback = l.free(&from.Rest, n)
@@ -231,7 +226,7 @@ func (l *Ledger) takeNow(from *Pool, own []string, n, enough int) (some, fallbac
 	}
 	from.Preferred.Take(own)
 	from.Rest.Take(fallback)
-	// Those that are left and free were not wanted; what comes now is shared.
+	// The free nodes that are left do not fit. Take nodes that other passes have.
 	shared := first(enough-len(own)-len(fallback), from.Preferred.All())
 	others := first(enough-len(own)-len(fallback)-len(shared), from.Rest.All())
 	from.Preferred.Take(shared)
@@ -242,14 +237,14 @@ func (l *Ledger) takeNow(from *Pool, own []string, n, enough int) (some, fallbac
 	return some, fallback
 }
 
-// Reserve takes nodes that were chosen in another way, whoever has them.
+// Reserve takes nodes that the caller chose, even if other passes have them.
 func (l *Ledger) Reserve(nodes []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.note(nodes)
 }
 
-// note counts a pass for each node. The caller holds the mutex.
+// note counts one more pass for each node. l.mu must be held.
 func (l *Ledger) note(nodes []string) {
 	if l.busy == nil {
 		l.busy = map[string]int{}
@@ -259,7 +254,7 @@ func (l *Ledger) note(nodes []string) {
 	}
 }
 
-// GiveBack lets other passes have nodes.
+// GiveBack lets other passes take nodes.
 func (l *Ledger) GiveBack(nodes []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

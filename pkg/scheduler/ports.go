@@ -7,12 +7,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// ClaimOn returns what an identity takes of a node: the claim that it wants, and a number from the node's range for each of
-// the dynamic ports, by name. A reason says that the node cannot give it. As in Fits what the identity holds already does
-// not count against it; only it does not get such a number again, since the version that holds it may still run.
-//
-// keep has the numbers that ports of these names had here before: a port keeps its number if that is in the range still.
-func ClaimOn(v *node.View, res node.Reservation, want node.Claim, dynamic []string, keep map[string]int) (node.Claim, map[string]int, Reason) {
+// ClaimOn returns what an identity takes of a node: the wanted claim, and a number for each dynamic port, or a reason.
+// Its present claim is not counted as taken, as in Fits. But its present numbers are not given to other ports, because
+// the old version may still listen there. A port in keep keeps its number on this node, if that is in the range and
+// free.
+func ClaimOn(v *node.View, res node.Reservation, want node.Claim, dynamic []string,
+	keep map[string]int,
+) (node.Claim, map[string]int, Reason) {
 	taken, reason := takenBesides(v, res, want.Pod, want)
 	if reason != "" || len(dynamic) == 0 {
 		return want, nil, reason
@@ -23,7 +24,7 @@ func ClaimOn(v *node.View, res node.Reservation, want node.Claim, dynamic []stri
 	for _, port := range want.Ports {
 		taken[port] = true
 	}
-	dynamic = slices.Sorted(slices.Values(dynamic)) // whoever asks twice is told the same
+	dynamic = slices.Sorted(slices.Values(dynamic)) // the same arguments must give the same numbers
 	ports := make(map[string]int, len(dynamic))
 	give := func(name string, port int) {
 		ports[name], taken[port] = port, true
@@ -52,7 +53,6 @@ func ClaimOn(v *node.View, res node.Reservation, want node.Claim, dynamic []stri
 	return want, ports, ""
 }
 
-// sizeOf returns how many numbers a range has.
 func sizeOf(r node.PortRange) int {
 	if r.Min < 1 {
 		return 0
@@ -62,9 +62,9 @@ func sizeOf(r node.PortRange) int {
 
 func inRange(r node.PortRange, port int) bool { return port > 0 && port >= r.Min && port <= r.Max }
 
-// freePorts returns a function that gives one free port after the other, zero when there are no more. Each identity begins
-// somewhere else, so that a number that has just become free is not the first to be given away: connections to it may
-// linger.
+// freePorts returns a function that returns the next free port, zero if none is left. The search starts at a number
+// that depends on the identity. The lowest number would often be a port that has just become free, which may still have
+// old connections.
 func freePorts(r node.PortRange, want node.Claim, taken map[int]bool) func() int {
 	size := sizeOf(r)
 	if size == 0 {

@@ -12,9 +12,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// TestNoPortIsGivenTwice places pods with static and dynamic ports, upgrades and removes them, in any order, as a farm does:
-// each step changes the node's reservation by what it was given. At no moment do two pods have one port, and none is given what the machine
-// has in use for something else, but what it asks for where it is already.
+// TestNoPortIsGivenTwice places, upgrades and removes pods with static and dynamic ports in any order, like a farm
+// does. Each step changes the node's reservation by the claim that ClaimOn returned. Two pods never have the same port.
+// No pod gets a port that another program on the machine uses, except a static port on the node where the pod already
+// is.
 func TestNoPortIsGivenTwice(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -24,11 +25,14 @@ func TestNoPortIsGivenTwice(t *testing.T) {
 			PortRange: node.PortRange{Min: lowest, Max: lowest + rapid.IntRange(0, 7).Draw(t, "size") - 1},
 		}}
 		if rapid.Bool().Draw(t, "orphan") {
-			v.Orphans = []pod.Orphan{{Identity: identity("orphan", 0), Ports: map[string]int{"http": rapid.IntRange(1, 12).Draw(t, "its port")}}}
+			v.Orphans = []pod.Orphan{{
+				Identity: identity("orphan", 0),
+				Ports:    map[string]int{"http": rapid.IntRange(1, 12).Draw(t, "its port")},
+			}}
 		}
 		v.PortsInUse = rapid.SliceOfNDistinct(rapid.IntRange(1, 12), 0, 3, rapid.ID).Draw(t, "in use on the machine")
 		res := node.Reservation{Claims: map[string]node.Claim{}}
-		ports := map[string]map[string]int{} // what each pod's version that was placed last has, by name
+		ports := map[string]map[string]int{} // by pod: the ports of its version that was placed last
 		for range rapid.IntRange(0, 30).Draw(t, "steps") {
 			id := identity("rc", rapid.IntRange(0, 4).Draw(t, "pod"))
 			key := id.String()
@@ -46,7 +50,7 @@ func TestNoPortIsGivenTwice(t *testing.T) {
 			claim, given, reason := scheduler.ClaimOn(v, res, node.NewClaim(id, static, 0, 0), dynamic, before)
 			own, holds := res.Claims[key]
 			for _, port := range claim.Ports {
-				// It may be its own socket where it is already, and it asks for that number.
+				// If the pod is on the node already and asks for this number, the socket may be its own.
 				asked := holds && static[fmt.Sprintf("s%d", port)] == port
 				if reason == "" && !asked && slices.Contains(v.PortsInUse, port) && !slices.Contains(own.Ports, port) {
 					t.Fatalf("%s is given port %d, which something else on the machine holds", key, port)
@@ -67,7 +71,9 @@ func TestNoPortIsGivenTwice(t *testing.T) {
 	})
 }
 
-func checkGiven(t *rapid.T, v *node.View, given map[string]int, dynamic []string, before, static map[string]int, claim node.Claim) {
+func checkGiven(t *rapid.T, v *node.View, given map[string]int, dynamic []string, before,
+	static map[string]int, claim node.Claim,
+) {
 	if len(given) != len(dynamic) {
 		t.Fatalf("dynamic ports %v were given %v", dynamic, given)
 	}
@@ -81,7 +87,8 @@ func checkGiven(t *rapid.T, v *node.View, given map[string]int, dynamic []string
 			t.Fatalf("port %s got %d of %+v, besides %v and static %v", name, port, v.PortRange, given, static)
 		}
 		seen[port] = true
-		if clash := slices.Contains(node.NewClaim(pod.Identity{}, static, 0, 0).Ports, was); was != 0 && !clash && slices.Contains(claim.Ports, was) && port != was {
+		if clash := slices.Contains(node.NewClaim(pod.Identity{}, static, 0, 0).Ports, was); was != 0 && !clash &&
+			slices.Contains(claim.Ports, was) && port != was {
 			t.Fatalf("port %s had %d and got %d", name, was, port)
 		}
 		if port != was && slices.Contains(claim.Ports, port) {
@@ -107,8 +114,10 @@ func checkDistinct(t *rapid.T, v *node.View, res node.Reservation) {
 	}
 }
 
-// checkRefused proves that there was a reason: a static port of another pod, or too few free numbers.
-func checkRefused(t *rapid.T, v *node.View, res node.Reservation, id pod.Identity, static map[string]int, dynamic []string, reason scheduler.Reason) {
+// checkRefused checks that there was a reason for a refusal: a static port of another pod, or too few free numbers.
+func checkRefused(t *rapid.T, v *node.View, res node.Reservation, id pod.Identity, static map[string]int,
+	dynamic []string, reason scheduler.Reason,
+) {
 	if reason != scheduler.Ports {
 		t.Fatalf("refused for %s; only ports are scarce", reason)
 	}

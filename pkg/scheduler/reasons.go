@@ -7,12 +7,15 @@ import (
 )
 
 // AllReasons lists every reason, for metrics.
-var AllReasons = []Reason{Selector, NotAlive, NotSynced, Drained, Unread, Relabelled, Avoided, Resources, Ports, MaxPerNode, Skew}
+var AllReasons = []Reason{
+	Selector, NotAlive, NotSynced, Drained, Unread, Relabelled, Avoided,
+	Resources, Ports, MaxPerNode, Skew,
+}
 
-// reasonCount is one reason in a text of Reasons. A scheduler's own may have commas and colons in it.
+// reasonCount matches one reason with its number. Reasons of an outside scheduler may contain commas and colons.
 var reasonCount = regexp.MustCompile(`(.+?): (\d+)(?:, |$)`)
 
-// ParseReasons reads what Reasons.String wrote; what it cannot read, such as the end of a text that was cut, it leaves out.
+// ParseReasons parses Reasons.String. It skips what it cannot parse, such as the end of a text that was cut.
 func ParseReasons(text string) Reasons {
 	r := Reasons{}
 	for _, m := range reasonCount.FindAllStringSubmatch(text, -1) {
@@ -23,7 +26,7 @@ func ParseReasons(text string) Reasons {
 	return r
 }
 
-// Others returns those reasons that are none of ours: a scheduler has them of its own.
+// Others returns the reasons that an outside scheduler defined.
 func (r Reasons) Others() Reasons {
 	own := Reasons{}
 	for reason, n := range r {

@@ -7,17 +7,25 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// What people are told of a status follows from its text.
-func TestReasonsAreReadAsTheyAreWritten(t *testing.T) {
+// ParseReasons reads the reasons back from the text of a status.
+func TestReasonsAreParsedAsWritten(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		text    string
 		r       scheduler.Reasons
 		foreign string
 	}{
-		"none":            {"", scheduler.Reasons{}, ""},
-		"ours":            {"max_per_node: 12, not alive: 1", scheduler.Reasons{scheduler.MaxPerNode: 12, scheduler.NotAlive: 1}, ""},
-		"somebody else's": {"kept free: 2, selector: 1, zone, not rack: a: 3", scheduler.Reasons{"kept free": 2, scheduler.Selector: 1, "zone, not rack: a": 3}, "kept free: 2, zone, not rack: a: 3"},
+		"none": {"", scheduler.Reasons{}, ""},
+		"ours": {
+			"max_per_node: 12, not alive: 1",
+			scheduler.Reasons{scheduler.MaxPerNode: 12, scheduler.NotAlive: 1},
+			"",
+		},
+		"somebody else's": {
+			"kept free: 2, selector: 1, zone, not rack: a: 3",
+			scheduler.Reasons{"kept free": 2, scheduler.Selector: 1, "zone, not rack: a": 3},
+			"kept free: 2, zone, not rack: a: 3",
+		},
 	} {
 		got := scheduler.ParseReasons(tt.text)
 		if !maps.Equal(got, tt.r) || got.String() != tt.text || got.Others().String() != tt.foreign {

@@ -19,23 +19,25 @@ type Reason string
 
 // The reasons. Their texts appear in statuses and metrics.
 const (
-	Selector   Reason = "selector"     // its labels do not match
-	NotAlive   Reason = "not alive"    // no preparer holds its record
-	NotSynced  Reason = "not settled"  // it has not yet said what it runs in this cluster (R1)
-	Drained    Reason = "drained"      // operators closed it
-	Unread     Reason = "unreadable"   // what operators said of it cannot be read
-	Relabelled Reason = "relabelled"   // its labels are not those that were looked at
-	Avoided    Reason = "avoided"      // the pod that moves is or was there
-	Resources  Reason = "resources"    // slots, CPU or memory
-	Ports      Reason = "ports"        // a static port is taken or in use on the machine, or too few dynamic ones are free
+	Selector   Reason = "selector"    // its labels do not match
+	NotAlive   Reason = "not alive"   // no preparer holds its record
+	NotSynced  Reason = "not settled" // it has not reported what it runs in the present epoch (R1)
+	Drained    Reason = "drained"     // operators drain or cordon it
+	Unread     Reason = "unreadable"  // the operators' record of it cannot be read
+	Relabelled Reason = "relabelled"  // the farm decided with other labels of the node
+	Avoided    Reason = "avoided"     // the pod that moves is or was there
+	Resources  Reason = "resources"   // not enough slots, CPU or memory
+	// a static port is taken or in use on the machine, or too few dynamic ports are free
+	Ports      Reason = "ports"
 	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
-	Skew       Reason = "spread"       // its group would have more pods than the required skew lets it, or it has no group
+	// one more pod would exceed the required skew, or the node has no group
+	Skew Reason = "spread"
 )
 
-// Reasons counts nodes by why they take no pod.
+// Reasons counts nodes by the reason why they take no pod.
 type Reasons map[Reason]int
 
-// String lists the reasons with their counts of nodes, in a stable order. It is empty when there is none.
+// String lists the reasons and counts in a stable order.
 func (r Reasons) String() string {
 	parts := make([]string, 0, len(r))
 	for _, reason := range slices.Sorted(maps.Keys(r)) {
@@ -44,32 +46,29 @@ func (r Reasons) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Rule is the one rule that says whether a node may take a pod of a controller. The farm that places, the status that says why
-// nothing is placed, the decision that moves a pod away and rcctl that explains all of it ask this rule: two answers to one question
-// would send operators to look for room that no farm uses.
+// Rule decides whether a node may take a pod of a controller. All parts of rcfarm use this one rule. With two rules,
+// rcctl could show capacity that no farm uses.
 //
-// It has two parts. Excludes is about the node alone, so that farms ask it once for each change of a node and each selector.
-// Refuses is about what is taken there, and is asked for each pod.
-//
-// It is what a controller asks of the nodes for its pods. Its selector is parsed once, so that asking costs little.
+// Excludes looks only at the node, once for each selector and change of a node. Refuses looks at what is taken there,
+// for each pod. The selector is parsed already, because a call must cost little.
 type Rule struct {
 	Selector   labels.Selector // see rc.ParseSelector; nil matches no node
-	Epoch      string          // of the cluster: what a node must have seen (R1)
+	Epoch      string          // of the cluster: the node must have echoed it (R1)
 	MaxPerNode int             // pods of the controller; zero: no limit
 	Ask        node.Claim      // what each pod takes
-	Dynamic    []string        // names of the ports that a node is to give a number each, besides those of the claim
+	Dynamic    []string        // names of dynamic ports, which get numbers of the node, besides the ports of Ask
 }
 
-// Candidate is a node as one pod finds it.
+// Candidate is a node for one pod.
 type Candidate struct {
 	View        *node.View
 	Reservation node.Reservation // what is taken there
-	Pods        int              // of the controller
-	Avoid       bool             // the pod that moves is or was there: an identity must not come back
-	Skewed      bool             // with one more pod its group would exceed a required skew; see Tally
+	Pods        int              // pods of the controller on it
+	Avoid       bool             // the pod that moves is or was there: an identity must not return
+	Skewed      bool             // one more pod would exceed a required skew in its group; see Tally
 }
 
-// Excludes returns why a node takes no pod of the controller, whatever is taken there, or "" when it may.
+// Excludes returns why a node takes no pod, without a look at its reservation; "": it may take one.
 func (r *Rule) Excludes(v *node.View) Reason {
 	switch {
 	case v.OpsUnread != "":
@@ -87,8 +86,8 @@ func (r *Rule) Excludes(v *node.View) Reason {
 	}
 }
 
-// Refuses returns why a node that the rule does not exclude has no room for a pod, or "" when it has. What the identity
-// holds there already does not count against it.
+// Refuses returns why a node has no capacity for a pod; "": it has. Call Excludes before. The identity's present claim
+// is not counted as taken.
 func (r *Rule) Refuses(c Candidate, id pod.Identity) Reason {
 	switch {
 	case c.Avoid:
@@ -106,7 +105,7 @@ func (r *Rule) Refuses(c Candidate, id pod.Identity) Reason {
 	return reason
 }
 
-// Check returns why a node does not take a pod, or "" when it does: both parts of the rule.
+// Check is Excludes and Refuses.
 func (r *Rule) Check(c Candidate, id pod.Identity) Reason {
 	if reason := r.Excludes(c.View); reason != "" {
 		return reason
@@ -114,7 +113,7 @@ func (r *Rule) Check(c Candidate, id pod.Identity) Reason {
 	return r.Refuses(c, id)
 }
 
-// Eligible returns the names of the nodes that the rule does not exclude, sorted, and counts the others.
+// Eligible returns the nodes that are not excluded, sorted, and counts the others by reason.
 func (r *Rule) Eligible(nodes map[string]*node.View) ([]string, Reasons) {
 	excluded := Reasons{}
 	var names []string
@@ -129,23 +128,23 @@ func (r *Rule) Eligible(nodes map[string]*node.View) ([]string, Reasons) {
 	return names, excluded
 }
 
-// Ineligible reports whether operators keep new pods off a node: as they say, or as the reservation has it, which a farm meets
-// that has not heard of them yet.
+// Ineligible reports whether operators want no new pods on a node, by their settings or the reservation. The
+// reservation stops a farm that has not read the settings yet.
 func Ineligible(v *node.View, res node.Reservation) bool { return res.Ineligible || !v.Eligible() }
 
-// Outdated reports whether the reservation was written for other labels than those of the view. Whoever adds a pod and finds it so
-// knows older labels than those of now; or somebody who changed them does not know label versions, and the reservation waits to be mended.
+// Outdated reports whether the reservation has another label version than the view: this farm knows old labels, or a
+// program without label versions changed them, and the reservation must be mended.
 func Outdated(v *node.View, res node.Reservation) bool { return !res.Labels.Accepts(v.LabelVersions) }
 
-// Fits returns why a node cannot take a claim for an identity besides those in the reservation, or "" when it can. What
-// the identity holds already does not count against it; orphans without a claim do (R13). An identity may keep what it holds of CPU and
-// memory even where the node now offers less than is taken: else no pod there could be upgraded.
+// Fits returns why a node cannot take a claim for an identity; "": it can. The identity's present claim is not counted
+// as taken, but orphans without a claim are (R13). If the node now has less CPU or memory than is taken, an identity
+// keeps its claim, because otherwise no pod there could be upgraded.
 func Fits(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) Reason {
 	_, reason := takenBesides(v, res, id, want)
 	return reason
 }
 
-// Others are what all but one identity have of a node: the claims in its reservation, and what runs there without one.
+// Others yields what other identities take of a node: claims, and orphans without a claim.
 func Others(v *node.View, res node.Reservation, but pod.Identity) iter.Seq[node.Claim] {
 	return func(yield func(node.Claim) bool) {
 		own := but.String()
@@ -164,8 +163,9 @@ func Others(v *node.View, res node.Reservation, but pod.Identity) iter.Seq[node.
 	}
 }
 
-// inUse reports whether something on the machine has a static port that an identity wants. Where the identity is already, that may be the pod itself, which
-// listens on more than it declares: no number counts there, and its node finds out whose the socket is when the pod starts.
+// inUse reports whether a program on the machine uses a wanted port. It is false for an identity on the node, because
+// the program may be the pod itself, which may listen on more ports than it declares. The node checks that when the pod
+// starts.
 func inUse(v *node.View, res node.Reservation, id pod.Identity, port int) bool {
 	if !slices.Contains(v.PortsInUse, port) {
 		return false
@@ -174,13 +174,13 @@ func inUse(v *node.View, res node.Reservation, id pod.Identity, port int) bool {
 	return !holds && !slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == id })
 }
 
-// takenBesides is Fits, and returns the ports that others have: identities, and whatever else is on the machine (ADR 25).
+// takenBesides is Fits. It also returns the ports that others have, also other programs on the machine (ADR 25).
 func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node.Claim) (map[int]bool, Reason) {
 	if res.Ineligible {
 		return nil, Drained
 	}
 	with := Usage{Slots: 1, CPU: want.CPU, Memory: want.Memory}
-	var taken map[int]bool // nil as long as others have no port
+	var taken map[int]bool // nil if others have no ports
 	for h := range Others(v, res, id) {
 		with.Slots, with.CPU, with.Memory = with.Slots+1, field.Sum(with.CPU, h.CPU), field.Sum(with.Memory, h.Memory)
 		for _, port := range h.Ports {
@@ -198,7 +198,7 @@ func takenBesides(v *node.View, res node.Reservation, id pod.Identity, want node
 	}
 	for _, port := range v.PortsInUse {
 		if slices.Contains(own.Ports, port) {
-			continue // whatever the node takes it for
+			continue // the identity has this port, even if another program listens there now
 		}
 		if taken == nil {
 			taken = map[int]bool{}

@@ -26,7 +26,7 @@ func TestFits(t *testing.T) {
 	mine := node.Reservation{Claims: map[string]node.Claim{id.String(): {Ports: []int{80}, CPU: 1000, Memory: 1000}}}
 	both := claimed(node.Claim{Ports: []int{90}})
 	both.Claims[id.String()] = node.Claim{Ports: []int{80}}
-	full := claimed(node.Claim{CPU: 900, Memory: 900}) // since the node has a limit
+	full := claimed(node.Claim{CPU: 900, Memory: 900}) // the node got its limit later
 	full.Claims[id.String()] = node.Claim{CPU: 500, Memory: 500}
 	boundless := &node.View{Node: node.Node{Name: "n", Capacity: node.Capacity{Slots: 2}}}
 	busy, returned := *view, *view
@@ -38,12 +38,16 @@ func TestFits(t *testing.T) {
 		want node.Claim
 		says scheduler.Reason
 	}{
-		"empty":                  {view, node.Reservation{}, node.Claim{CPU: 1000}, ""},
-		"closed":                 {view, node.Reservation{Ineligible: true}, node.Claim{}, scheduler.Drained},
-		"port taken":             {view, claimed(node.Claim{Ports: []int{80}}), node.Claim{Ports: []int{80}}, scheduler.Ports},
-		"port free":              {view, claimed(node.Claim{Ports: []int{81}}), node.Claim{Ports: []int{80}}, ""},
-		"cpu":                    {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, scheduler.Resources},
-		"memory":                 {view, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 500}, scheduler.Resources},
+		"empty":      {view, node.Reservation{}, node.Claim{CPU: 1000}, ""},
+		"closed":     {view, node.Reservation{Ineligible: true}, node.Claim{}, scheduler.Drained},
+		"port taken": {view, claimed(node.Claim{Ports: []int{80}}), node.Claim{Ports: []int{80}}, scheduler.Ports},
+		"port free":  {view, claimed(node.Claim{Ports: []int{81}}), node.Claim{Ports: []int{80}}, ""},
+		"cpu":        {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, scheduler.Resources},
+		"memory": {
+			view, claimed(node.Claim{Memory: 600}),
+			node.Claim{Memory: 500},
+			scheduler.Resources,
+		},
 		"cpu to the last":        {view, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 400}, ""},
 		"memory to the last":     {view, claimed(node.Claim{Memory: 600}), node.Claim{Memory: 400}, ""},
 		"no limit of cpu":        {boundless, claimed(node.Claim{CPU: 600}), node.Claim{CPU: 500}, ""},
@@ -105,7 +109,10 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := identity("rc", 0)
-	rule := scheduler.Rule{Selector: sel, Epoch: "now", MaxPerNode: 2, Ask: node.Claim{Ports: []int{80}}, Dynamic: []string{"admin"}}
+	rule := scheduler.Rule{
+		Selector: sel, Epoch: "now", MaxPerNode: 2,
+		Ask: node.Claim{Ports: []int{80}}, Dynamic: []string{"admin"},
+	}
 	full := node.Reservation{Claims: map[string]node.Claim{identity("other", 1).String(): {}}}
 	for name, c := range map[string]struct {
 		change func(*scheduler.Candidate)
@@ -118,7 +125,7 @@ func TestCheck(t *testing.T) {
 		}, scheduler.Selector},
 		"operators cannot be read": {func(c *scheduler.Candidate) {
 			c.View.OpsUnread = "unreadable record nodeops/7/n"
-			c.View.Ops.Labels = map[string]string{"disk": "old"} // whatever else is known
+			c.View.Ops.Labels = map[string]string{"disk": "old"} // not looked at
 		}, scheduler.Unread},
 		"not settled":            {func(c *scheduler.Candidate) { c.View.Epoch = "before" }, scheduler.NotSynced},
 		"cordoned":               {func(c *scheduler.Candidate) { c.View.Ops.Unschedulable = true }, scheduler.Drained},
@@ -128,14 +135,17 @@ func TestCheck(t *testing.T) {
 		"relabelled, not heard yet": {func(c *scheduler.Candidate) {
 			c.Reservation.Labels.Operators = node.LabelVersion(map[string]string{"rack": "b"})
 		}, scheduler.Relabelled},
-		"started with other labels": {func(c *scheduler.Candidate) { c.Reservation.Labels.Own = node.LabelVersion(nil) }, scheduler.Relabelled},
-		"was there":                 {func(c *scheduler.Candidate) { c.Avoid = true; c.Pods = 2 }, scheduler.Avoided},
-		"per node":                  {func(c *scheduler.Candidate) { c.Pods = 2; c.Reservation = full }, scheduler.MaxPerNode},
-		"full":                      {func(c *scheduler.Candidate) { c.Reservation = full }, scheduler.Resources},
-		"no dynamic port":           {func(c *scheduler.Candidate) { c.View.PortRange = node.PortRange{} }, scheduler.Ports},
+		"started with other labels": {func(c *scheduler.Candidate) {
+			c.Reservation.Labels.Own = node.LabelVersion(nil)
+		}, scheduler.Relabelled},
+		"was there":       {func(c *scheduler.Candidate) { c.Avoid = true; c.Pods = 2 }, scheduler.Avoided},
+		"per node":        {func(c *scheduler.Candidate) { c.Pods = 2; c.Reservation = full }, scheduler.MaxPerNode},
+		"full":            {func(c *scheduler.Candidate) { c.Reservation = full }, scheduler.Resources},
+		"no dynamic port": {func(c *scheduler.Candidate) { c.View.PortRange = node.PortRange{} }, scheduler.Ports},
 	} {
 		at := scheduler.Candidate{View: node.NewView(node.Node{
-			Name: "n", Epoch: "now", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1}, PortRange: node.PortRange{Min: 20000, Max: 20009},
+			Name: "n", Epoch: "now", Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 1},
+			PortRange: node.PortRange{Min: 20000, Max: 20009},
 		}, node.Ops{}, true)}
 		c.change(&at)
 		if got := rule.Check(at, id); got != c.says {
@@ -143,7 +153,10 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	boundless := scheduler.Rule{Selector: sel}
-	roomy := &node.View{Alive: true, Node: node.Node{Labels: map[string]string{"rack": "a"}, Capacity: node.Capacity{Slots: 9}}}
+	roomy := &node.View{Alive: true, Node: node.Node{
+		Labels:   map[string]string{"rack": "a"},
+		Capacity: node.Capacity{Slots: 9},
+	}}
 	if got := boundless.Check(scheduler.Candidate{View: roomy, Pods: 5}, id); got != "" {
 		t.Errorf("without a limit per node: %q", got)
 	}
@@ -153,14 +166,17 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Farms ask for every node: nothing may be parsed or copied for that.
+// Farms call Excludes for each node, so a call must not allocate memory.
 func TestExcludesAllocatesNothing(t *testing.T) {
 	sel, err := rc.ParseSelector("rack in (a,b),disk=ssd,!gpu")
 	if err != nil {
 		t.Fatal(err)
 	}
 	rule := scheduler.Rule{Selector: sel}
-	v := &node.View{Alive: true, Node: node.Node{Labels: map[string]string{"rack": "a", "disk": "hdd"}}, Ops: node.Ops{Labels: map[string]string{"disk": "ssd"}}}
+	v := &node.View{
+		Alive: true, Node: node.Node{Labels: map[string]string{"rack": "a", "disk": "hdd"}},
+		Ops: node.Ops{Labels: map[string]string{"disk": "ssd"}},
+	}
 	if got := rule.Excludes(v); got != "" {
 		t.Fatalf("excluded: %s", got)
 	}

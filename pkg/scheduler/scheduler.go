@@ -1,9 +1,10 @@
-// Package scheduler is how nodes are chosen for pods. Scheduler is the interface, View what one is shown, ByLabel the scheduler that
-// farms have of their own, and Rule the one rule that says whether a node may take a pod at all.
+// Package scheduler chooses nodes for pods. Scheduler is the interface, View is what a scheduler sees, ByLabel is the
+// farms' built-in scheduler, and Rule decides whether a node may take a pod at all.
 //
-// A program that schedules for farms implements Scheduler and serves it with package remote; a farm of one's own, such as docs/examples/farm,
-// sets app.FarmConfig.Scheduler. Whatever a scheduler says is judged by the rule and by the nodes' reservations before anything is written, so that none can
-// overfill a node or use one that is drained. See ADR 20, and ADR 3 about schedulers that keep books.
+// A program that schedules for farms implements Scheduler and serves it with package remote. A program with its own
+// farm, such as docs/examples/farm, sets app.FarmConfig.Scheduler. A farm checks each answer with the rule and the
+// nodes' reservations before it writes. So no scheduler can overfill a node, or use a drained node. See ADR 20, and ADR
+// 3 about books.
 package scheduler
 
 import (
@@ -13,44 +14,49 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Scheduler chooses nodes for pods. Every method may be called again with the same arguments, after a failure and by the next owner of a
-// controller, and by several goroutines at once. A method must return when its context ends, and must not keep the view.
+// Scheduler chooses nodes for pods. A farm, or the controller's next owner, may repeat a call. Several goroutines may
+// call a method at once. A method must return when its context ends, and must not keep the view.
 type Scheduler interface {
-	// EligibleNodes is asked first, of schedulers with books too: a share of a node that it left out is given back. It returns names of nodes in the order in which they should be tried, and counts other nodes by why they are not
-	// among them, for people; nil: as View.Eligible does. Of a scheduler without books a pod goes to the first node that has room, of those with the
-	// fewest pods of its controller: the order decides among equals. What else nodes have is for the scheduler to consider. One that packs a
-	// controller's pods, or balances zones, implements Books, and is asked for the node of each pod. A name
-	// that is unknown, repeated, or of a node that is not among View.Eligible is ignored, logged and counted.
-	EligibleNodes(ctx context.Context, v *View) (nodes []string, refused Reasons, err error)
-	// AllocateNodes gives each replica a share of one node, and returns those that it gave. A replica that has a share of a node that it
-	// need not avoid gets that one, or another if it must leave it by now: the former share is given back. Replicas that no node takes are absent
-	// from the answer; the status counts what EligibleNodes refused, so that a node which is known to be full is better left out there. An error says that it is not known what
-	// was given. It is asked of schedulers with books, before a placement is written.
+	// EligibleNodes returns nodes in the order in which the farm tries them. refused counts the other nodes by reason,
+	// for people; nil means the numbers of View.Eligible. The farm calls EligibleNodes first, also with books. It gives
+	// back shares of nodes that are missing in the answer.
 	//
-	// The view does not tell what is taken on nodes. A share that does not fit there is given back with DeallocateNodes, and the replica asked for
-	// again within 15 s, with that node among those to avoid: whoever names it all the same has the replica wait for room there.
+	// Without books, a pod goes to the node with capacity that has the fewest pods of its controller; among equals, the
+	// order decides. The farm does not consider other uses of the nodes. A scheduler that packs pods, or balances
+	// zones, implements Books and chooses each pod's node. The farm ignores, logs and counts a name that is unknown,
+	// repeated, or not in View.Eligible.
+	EligibleNodes(ctx context.Context, v *View) (nodes []string, refused Reasons, err error)
+	// AllocateNodes gives each replica a share of one node. A replica with a share gets the same again, unless it must
+	// avoid that node. Then it gets another, and the farm gives the former back. The answer lacks replicas for which no
+	// node has capacity. For such a replica, the controller's status shows the reasons in refused, the second result of
+	// EligibleNodes. So EligibleNodes should leave out full nodes, and count them in refused. After an error, the farm
+	// does not know which shares were given. With books, the farm calls this before it writes a placement.
+	//
+	// The view does not show what is taken on nodes. The farm gives back a share that does not fit. Within 15 s it asks
+	// again, with that node in Want.Avoid. If the scheduler names the node again, the replica waits for capacity there.
 	AllocateNodes(ctx context.Context, o Owner, v *View, wants []Want) ([]Allocation, error)
-	// DeallocateNodes takes shares back, after a node has confirmed that the replica stopped there (P5). One that is not held is fine.
+	// DeallocateNodes takes shares back after a node has confirmed the stop (P5). A share that is not in the books is
+	// no error.
 	DeallocateNodes(ctx context.Context, o Owner, allocations []Allocation) error
 }
 
-// Books is a Scheduler that counts what it has given away, and is asked for the node of each pod. Write
+// Books is a Scheduler that keeps books of its shares, and chooses the node of each pod. Write
 //
 //	var _ scheduler.Books = (*T)(nil)
 //
-// as a T whose method differs in a type is a scheduler without books. Books in memory are enough: what is missing from them is asked for with
-// Want.Node set, when a controller gets another owner, and in its next resync, after ten minutes at the most.
+// because farms use a T with a wrong method as a scheduler without books. The books can be only in memory: a new owner,
+// and each resync (every ten minutes), asks again for shares that the books lack, with Want.Node set.
 type Books interface {
 	Scheduler
-	// AllocatedNodes returns all that the books hold for the controller, or ErrNoBooks if there are none after all.
+	// AllocatedNodes returns all shares of the controller, or ErrNoBooks.
 	AllocatedNodes(ctx context.Context, o Owner) ([]Allocation, error)
 }
 
-// ErrNoBooks is what a Scheduler says that could keep books and keeps none, such as one in another process: it is asked for
-// EligibleNodes only.
+// ErrNoBooks is the answer of a Scheduler with the methods of Books that keeps no books, such as the client of a
+// scheduler in another process. Farms then call only EligibleNodes.
 var ErrNoBooks = errors.New("the scheduler keeps no books")
 
-// NoBooks is for schedulers to embed that keep no books: the nodes' reservations are all that counts.
+// NoBooks is embedded in schedulers without books. Farms then use only the nodes' reservations.
 type NoBooks struct{}
 
 // AllocateNodes implements Scheduler. Farms do not call it.
@@ -58,7 +64,7 @@ func (NoBooks) AllocateNodes(context.Context, Owner, *View, []Want) ([]Allocatio
 	return nil, ErrNoBooks
 }
 
-// DeallocateNodes implements Scheduler: there is nothing to take back.
+// DeallocateNodes does nothing.
 func (NoBooks) DeallocateNodes(context.Context, Owner, []Allocation) error { return nil }
 
 // Allocation is one replica's share of one node.
@@ -70,18 +76,20 @@ type Allocation struct {
 // Want asks for a share for one replica.
 type Want struct {
 	Pod pod.Identity `json:"pod"`
-	// Avoid names nodes where the replica is, or was and may still run, whose shares it keeps; those to which it was moved in vain; and the
-	// last few that were named for it just before and had no room.
+	// Avoid names nodes that the replica must not get:
+	//   - nodes where it is, or where it was and may still run; it keeps its shares of these nodes;
+	//   - nodes to which it was moved, if this move was undone;
+	//   - the last few nodes that the scheduler named just before, and that had no capacity.
 	Avoid []string `json:"avoid,omitempty"`
-	// Node, if set, is where the replica is already: its share there is to be booked whether it fits or not.
+	// Node, if set, is where the replica is already. The scheduler must enter this share into the books, even if it
+	// does not fit.
 	Node string `json:"node,omitempty"`
 }
 
-// Owner says on whose behalf a farm asks.
+// Owner identifies a controller, and the farm's tenure as its owner.
 type Owner struct {
 	RCID string `json:"rc_id"`
-	// Term sorts after the terms of all earlier owners of the controller. A request under an earlier term than one that was
-	// seen is late, of a farm that has lost the controller, and should be refused: nothing else keeps it from undoing what
-	// the new owner did.
+	// Term sorts after the terms of earlier owners. The scheduler must refuse a request with an earlier term than a
+	// previous request: its farm has lost the controller, and it could undo what the new owner did.
 	Term string `json:"term"`
 }

@@ -8,35 +8,33 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// selector is what nodes are chosen by. Each node is the share of one farm, which tries it first: farms that place at the same
-// time rarely meet then.
+// selector chooses nodes and puts them in groups. Each node belongs to one farm, which tries it first, so farms that
+// schedule at the same time seldom choose the same node.
 type selector struct {
 	excludes func(*node.View) Reason    // "": the node may take pods
-	mine     func(nodeName string) bool // the node is the share of this farm
-	spread   string                     // key of the label over whose values pods are spread; empty: over none
+	mine     func(nodeName string) bool // reports whether the node belongs to this farm
+	spread   string                     // key of the label; pods are spread over its values; empty: not spread
 }
 
-// Group is the nodes with one value of the label that a controller is spread over.
+// Group has the nodes with one value of the label over which pods are spread.
 type Group struct {
-	Value string // empty: those without the label, which are the last resort
-	// Nodes that are tried first, and the others.
+	Value string // empty: nodes without the label, which are used last
+	// The nodes that are tried first, and the others.
 	First, Rest []string
 }
 
-// Selection is what a selector gave for the nodes of one version. Nothing in it is ever changed: passes walk it while nodes
-// come and go.
+// Selection is a selector's result for one version of the nodes. It is never changed, because passes may read it.
 type Selection struct {
-	Groups []Group // by value, names sorted; where pods are not spread one group without a value
-	Others Reasons // counts the nodes that are excluded
+	Groups []Group // sorted by value; without spreading, one group with an empty value
+	Others Reasons // numbers of the excluded nodes, by reason
 }
 
-// NodeChange is a node as it was and as it is: nil for one that was not there, or is not any more.
+// NodeChange has a node before and after a change; nil: it did not exist.
 type NodeChange struct {
 	Name    string
 	Was, Is *node.View
 }
 
-// all looks at every node.
 func (s *selector) all(nodes map[string]*node.View) Selection {
 	changes := make([]NodeChange, 0, len(nodes))
 	for name, v := range nodes {
@@ -45,7 +43,7 @@ func (s *selector) all(nodes map[string]*node.View) Selection {
 	return s.after(Selection{}, changes)
 }
 
-// after returns what follows from changes that came one after the other. It looks at no other node.
+// after returns the selection after changes, in their order. It looks only at the changed nodes.
 func (s *selector) after(before Selection, changes []NodeChange) Selection {
 	next := Selection{Others: Reasons{}}
 	maps.Copy(next.Others, before.Others)
@@ -70,7 +68,6 @@ func (s *selector) after(before Selection, changes []NodeChange) Selection {
 	return next
 }
 
-// edit returns the edits of the list that a node belongs to.
 func (s *selector) edit(edits map[string]*groupEdit, name string, v *node.View) *listEdit {
 	value := GroupOf(v, s.spread)
 	if edits[value] == nil {
@@ -82,10 +79,9 @@ func (s *selector) edit(edits map[string]*groupEdit, name string, v *node.View) 
 	return &edits[value].rest
 }
 
-// groupEdit is what becomes of one group.
 type groupEdit struct{ first, rest listEdit }
 
-// regrouped returns the groups after edits, by their values.
+// regrouped returns the groups after the edits, sorted by value.
 func regrouped(groups []Group, edits map[string]*groupEdit) []Group {
 	maps.DeleteFunc(edits, func(_ string, e *groupEdit) bool { return e.first.none() && e.rest.none() })
 	if len(edits) == 0 {
@@ -106,14 +102,14 @@ func regrouped(groups []Group, edits map[string]*groupEdit) []Group {
 	return slices.SortedFunc(maps.Values(byValue), func(a, b Group) int { return cmp.Compare(a.Value, b.Value) })
 }
 
-// listEdit is which names come into a list and which go. One that does both, in whatever order, stays as it was.
+// listEdit has the names to add and to remove. A name in both cancels out.
 type listEdit struct{ in, out map[string]bool }
 
-func (e *listEdit) insert(name string) { e.note(&e.in, e.out, name) }
+func (l *listEdit) insert(name string) { l.note(&l.in, l.out, name) }
 
-func (e *listEdit) remove(name string) { e.note(&e.out, e.in, name) }
+func (l *listEdit) remove(name string) { l.note(&l.out, l.in, name) }
 
-func (e *listEdit) note(to *map[string]bool, opposite map[string]bool, name string) {
+func (l *listEdit) note(to *map[string]bool, opposite map[string]bool, name string) {
 	if opposite[name] {
 		delete(opposite, name)
 		return
@@ -124,20 +120,19 @@ func (e *listEdit) note(to *map[string]bool, opposite map[string]bool, name stri
 	(*to)[name] = true
 }
 
-func (e *listEdit) none() bool { return len(e.in)+len(e.out) == 0 }
+func (l *listEdit) none() bool { return len(l.in)+len(l.out) == 0 }
 
-// apply returns a sorted list of names after the edits: the same one if there are none.
-func (e *listEdit) apply(names []string) []string {
-	if e.none() {
+func (l *listEdit) apply(names []string) []string {
+	if l.none() {
 		return names
 	}
-	in := slices.Sorted(maps.Keys(e.in))
+	in := slices.Sorted(maps.Keys(l.in))
 	next := make([]string, 0, len(names)+len(in))
 	for _, name := range names {
 		for len(in) > 0 && in[0] < name {
 			next, in = append(next, in[0]), in[1:]
 		}
-		if !e.out[name] {
+		if !l.out[name] {
 			next = append(next, name)
 		}
 	}

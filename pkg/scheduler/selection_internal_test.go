@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// counted is a selector that counts how often it is asked.
+// counted is a selector that counts the calls of Matches.
 type counted struct {
 	labels.Selector
 	asked *int
@@ -21,7 +21,8 @@ type counted struct {
 
 func (c counted) Matches(l labels.Labels) bool { *c.asked++; return c.Selector.Matches(l) }
 
-// selectorOf returns a selector for nodes on disks, half of which are this farm's share.
+// selectorOf returns a selector for nodes with an SSD. About half of the nodes belong to this farm. asked counts the
+// calls of Matches.
 func selectorOf(spread string) (s selector, asked *int) {
 	asked = new(int)
 	sel := counted{labels.SelectorFromSet(labels.Set{"disk": "ssd"}), asked}
@@ -50,8 +51,8 @@ func sameSelection(a, b Selection) bool {
 	})
 }
 
-// What is kept up to date by changes is what looking at all nodes gives, also backwards in time, and selections that passes still
-// walk stay as they were.
+// A selection that is computed from changes equals a selection that is computed from all nodes, also for an older
+// version. Earlier selections do not change.
 func TestSelectionFollowsChanges(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -64,9 +65,13 @@ func TestSelectionFollowsChanges(t *testing.T) {
 			after := maps.Clone(before)
 			var changes []NodeChange
 			for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom(names("n", 8)), rapid.ID).Draw(t, "changed") {
-				v := &node.View{Alive: rapid.IntRange(0, 3).Draw(t, "alive") > 0, Node: node.Node{Name: name, Epoch: "now", Labels: map[string]string{
-					"disk": rapid.SampledFrom([]string{"ssd", "ssd", "hdd"}).Draw(t, "disk"), "rack": rapid.SampledFrom([]string{"a", "b", ""}).Draw(t, "rack"),
-				}}}
+				v := &node.View{
+					Alive: rapid.IntRange(0, 3).Draw(t, "alive") > 0,
+					Node: node.Node{Name: name, Epoch: "now", Labels: map[string]string{
+						"disk": rapid.SampledFrom([]string{"ssd", "ssd", "hdd"}).Draw(t, "disk"),
+						"rack": rapid.SampledFrom([]string{"a", "b", ""}).Draw(t, "rack"),
+					}},
+				}
 				if after[name] = v; rapid.IntRange(0, 3).Draw(t, "leaves") == 0 {
 					delete(after, name)
 				}
@@ -93,7 +98,7 @@ func TestSelectionFollowsChanges(t *testing.T) {
 	})
 }
 
-// When one of many nodes changes each selector is asked about that one only.
+// If one of many nodes changes, a selector looks only at this node.
 func TestSelectionLooksAtWhatChanged(t *testing.T) {
 	t.Parallel()
 	const many = 1000
@@ -101,7 +106,10 @@ func TestSelectionLooksAtWhatChanged(t *testing.T) {
 	nodes := map[string]*node.View{}
 	for i := range many {
 		name := fmt.Sprint("n", i)
-		nodes[name] = &node.View{Alive: true, Node: node.Node{Name: name, Epoch: "now", Labels: map[string]string{"disk": "ssd"}}}
+		nodes[name] = &node.View{
+			Alive: true,
+			Node:  node.Node{Name: name, Epoch: "now", Labels: map[string]string{"disk": "ssd"}},
+		}
 	}
 	before := s.all(nodes)
 	if *asked != many {
@@ -143,7 +151,8 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// The scheduler gives each pass what fits the nodes that the pass knows, also one that is late, and keeps the newest.
+// Select returns the selection for the version of the nodes that a pass knows, even if this version is old. It keeps
+// the selection of the newest version.
 func TestSelectByVersion(t *testing.T) {
 	t.Parallel()
 	var h History
@@ -151,7 +160,10 @@ func TestSelectByVersion(t *testing.T) {
 	b := &ByLabel{Between: h.Between}
 	publish := func(alive bool) (nodes map[string]*node.View, version uint64) {
 		before := versions[len(versions)-1]
-		nodes = map[string]*node.View{"n1": {Alive: true, Node: node.Node{Name: "n1"}}, "n2": {Alive: alive, Node: node.Node{Name: "n2"}}}
+		nodes = map[string]*node.View{
+			"n1": {Alive: true, Node: node.Node{Name: "n1"}},
+			"n2": {Alive: alive, Node: node.Node{Name: "n2"}},
+		}
 		version = uint64(len(versions))
 		h.Add(version, []NodeChange{{"n1", before["n1"], nodes["n1"]}, {"n2", before["n2"], nodes["n2"]}})
 		versions = append(versions, nodes)
@@ -161,7 +173,8 @@ func TestSelectByVersion(t *testing.T) {
 		t.Helper()
 		for range 2 {
 			e, err := b.Select(Query{Nodes: nodes, Version: version})
-			if err != nil || len(e.Groups) != 1 || !slices.Equal(slices.Concat(e.Groups[0].First, e.Groups[0].Rest), want) {
+			if err != nil || len(e.Groups) != 1 ||
+				!slices.Equal(slices.Concat(e.Groups[0].First, e.Groups[0].Rest), want) {
 				t.Errorf("version %d: %+v, %v; want %v", version, e, err, want)
 			}
 		}
@@ -182,10 +195,12 @@ func TestSelectByVersion(t *testing.T) {
 		t.Error("a selector that cannot be parsed selects")
 	}
 	b.Prefer(func(name string) bool { return name == "n2" })
-	if e, err := b.Select(Query{Nodes: third, Version: v3}); err != nil || !slices.Equal(e.Groups[0].First, []string{"n2"}) || !b.First("n2") || b.First("n1") {
+	if e, err := b.Select(Query{Nodes: third, Version: v3}); err != nil ||
+		!slices.Equal(e.Groups[0].First, []string{"n2"}) || !b.First("n2") || b.First("n1") {
 		t.Errorf("n2 is not tried first: %+v, %v", e, err)
 	}
-	if e, err := b.Select(Query{Epoch: "next", Nodes: third, Version: v3}); err != nil || len(e.Groups) != 0 || e.Others[NotSynced] != 2 {
+	if e, err := b.Select(Query{Epoch: "next", Nodes: third, Version: v3}); err != nil ||
+		len(e.Groups) != 0 || e.Others[NotSynced] != 2 {
 		t.Errorf("nodes that have not seen the epoch: %+v, %v", e, err)
 	}
 	b.Between = nil
@@ -194,21 +209,22 @@ func TestSelectByVersion(t *testing.T) {
 	}
 }
 
-// A selector looks at all nodes once. From then on it goes by what has changed.
+// A selector looks at all nodes once. After that it looks only at changed nodes.
 func TestSelectGoesByChanges(t *testing.T) {
 	t.Parallel()
 	b := &ByLabel{Between: func(uint64, uint64) ([]NodeChange, bool) { return nil, true }}
 	for _, q := range []Query{
 		{Nodes: map[string]*node.View{"n1": {Alive: true, Node: node.Node{Name: "n1"}}}, Version: 1},
-		{Nodes: nil, Version: 2}, // nothing has changed, so nobody looks
+		{Nodes: nil, Version: 2}, // nothing has changed, so no node is looked at
 	} {
-		if got, err := b.Select(q); err != nil || len(got.Groups) != 1 || !slices.Equal(got.Groups[0].Rest, []string{"n1"}) {
+		if got, err := b.Select(q); err != nil || len(got.Groups) != 1 ||
+			!slices.Equal(got.Groups[0].Rest, []string{"n1"}) {
 			t.Errorf("version %d: %+v, %v", q.Version, got, err)
 		}
 	}
 }
 
-// No more selectors are remembered than there is room for.
+// Only a bounded number of selectors is remembered.
 func TestSelectForgets(t *testing.T) {
 	t.Parallel()
 	var b ByLabel

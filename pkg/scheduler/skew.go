@@ -9,14 +9,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// Tally counts the pods of a controller by the value of a label, where the skew between the groups is required (ADR 24). A nil Tally requires nothing.
+// Tally counts a controller's pods by label value, for a required skew (ADR 24). A nil Tally requires none.
 type Tally struct {
 	label string
 	skew  int
-	pods  map[string]int // by each value that nodes have which may take pods
+	pods  map[string]int // by the label values of nodes that may take pods
 }
 
-// NewTally returns a tally of no pods for some groups, those of nodes that may take pods; nil where no skew is required.
+// NewTally returns an empty tally for groups; nil if no skew is required.
 func NewTally(label string, skew int, groups []string) *Tally {
 	if skew == 0 {
 		return nil
@@ -30,7 +30,7 @@ func NewTally(label string, skew int, groups []string) *Tally {
 	return t
 }
 
-// GroupsOf returns the values that some nodes have of a label, each as often as there are nodes.
+// GroupsOf returns each node's value of a label.
 func GroupsOf(nodes map[string]*node.View, names []string, label string) []string {
 	groups := make([]string, len(names))
 	for i, name := range names {
@@ -39,7 +39,7 @@ func GroupsOf(nodes map[string]*node.View, names []string, label string) []strin
 	return groups
 }
 
-// Add counts pods of a group. Those of one that no node has which may take pods count for nothing: it is no group.
+// Add counts pods of a group. The skew ignores groups without nodes that may take pods.
 func (t *Tally) Add(group string, pods int) {
 	if t == nil {
 		return
@@ -49,7 +49,7 @@ func (t *Tally) Add(group string, pods int) {
 	}
 }
 
-// Refuses reports whether one more pod would be too many for a node's group, or the node has none.
+// Refuses reports whether one more pod would exceed the skew in the node's group, or the node has no group.
 func (t *Tally) Refuses(v *node.View) bool {
 	if t == nil {
 		return false
@@ -65,7 +65,7 @@ func (t *Tally) Refuses(v *node.View) bool {
 	return mine+1-least > t.skew
 }
 
-// Clone returns a tally that can be changed without touching the original.
+// Clone returns an independent copy.
 func (t *Tally) Clone() *Tally {
 	if t == nil {
 		return nil
@@ -75,7 +75,7 @@ func (t *Tally) Clone() *Tally {
 	return &next
 }
 
-// Preferences say which nodes come first. The zero value prefers none.
+// Preferences gives scores to nodes; zero: all zero.
 type Preferences []preference
 
 type preference struct {
@@ -83,7 +83,7 @@ type preference struct {
 	weight   int
 }
 
-// Prefer adds nodes that a selector matches. The error is that of the selector.
+// Prefer adds a weight for nodes that a selector matches. It fails if the selector is not valid.
 func (p *Preferences) Prefer(selector string, weight int) error {
 	sel, err := labels.Parse(selector)
 	if err != nil {
@@ -93,7 +93,7 @@ func (p *Preferences) Prefer(selector string, weight int) error {
 	return nil
 }
 
-// Score returns the sum of the weights of what matches a node: nodes with a higher one come first.
+// Score returns the sum of the weights that match. Higher scores come first.
 func (p Preferences) Score(v *node.View) int {
 	n := 0
 	for _, one := range p {

@@ -12,9 +12,9 @@ func inRack(rack string) *node.View {
 	return &node.View{Alive: true, Node: node.Node{Name: "n", Labels: map[string]string{"rack": rack}}}
 }
 
-// One more pod is refused where its group would have more than the smallest by more than the skew. A node without a
-// group is always refused, and so is one of a group where no node may take pods.
-func TestWhatASkewRefuses(t *testing.T) {
+// One more pod is refused if its group would have more pods than the smallest group plus the skew. A node without a
+// group is always refused. A node is also refused if its group has no nodes that may take pods.
+func TestASkewRefusesFullGroups(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		skew    int
@@ -62,7 +62,7 @@ func TestATallyIsClonedWithItsCounts(t *testing.T) {
 	}
 }
 
-// The weights of all that matches a node are added up.
+// The weights of all matching selectors add up.
 func TestPreferencesAddUp(t *testing.T) {
 	t.Parallel()
 	var prefers scheduler.Preferences

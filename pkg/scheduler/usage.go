@@ -8,7 +8,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Usage is what is taken on a node in all: by its reservation, and by what runs there without a claim.
+// Usage is what is taken on a node: its reservation, and orphans without a claim.
 type Usage struct {
 	Slots  int   `json:"slots"`
 	CPU    int64 `json:"cpu"`    // thousandths of a core
@@ -16,7 +16,7 @@ type Usage struct {
 	Ports  []int `json:"ports,omitempty"`
 }
 
-// UsageOf adds up what is taken on a node. Ports that the machine has in use for something else are not among them: the node's record has those.
+// UsageOf leaves out ports of other programs on the machine, which the node's record has.
 func UsageOf(v *node.View, res node.Reservation) Usage {
 	var u Usage
 	for h := range Others(v, res, pod.Identity{}) {
@@ -27,19 +27,19 @@ func UsageOf(v *node.View, res node.Reservation) Usage {
 	return u
 }
 
-// Add adds a claim of a pod that has none yet. The ports are not sorted afterwards.
+// Add adds a claim that is not in the sum yet. It does not sort the ports.
 func (u *Usage) Add(h node.Claim) {
 	u.Slots++
 	u.CPU, u.Memory = field.Sum(u.CPU, h.CPU), field.Sum(u.Memory, h.Memory)
 	u.Ports = append(u.Ports, h.Ports...)
 }
 
-// within reports whether a node offers as much.
 func (u *Usage) within(limit node.Capacity) bool {
-	return u.Slots <= limit.Slots && (limit.CPU == 0 || u.CPU <= limit.CPU) && (limit.Memory == 0 || u.Memory <= limit.Memory)
+	return u.Slots <= limit.Slots && (limit.CPU == 0 || u.CPU <= limit.CPU) &&
+		(limit.Memory == 0 || u.Memory <= limit.Memory)
 }
 
-// DynamicTaken returns how many numbers of the node's range no pod can be given.
+// DynamicTaken returns how many dynamic ports are taken, by pods or other programs.
 func (u *Usage) DynamicTaken(v *node.View) int {
 	n := 0
 	for _, port := range u.Ports {
@@ -55,11 +55,11 @@ func (u *Usage) DynamicTaken(v *node.View) int {
 	return n
 }
 
-// Whole is the load of a node that is full.
+// Whole is the load of a full node.
 const Whole = 1000
 
-// Load returns how full a node would be with some more pods of a kind: the thousandths of what it has most of taken, of slots, CPU, memory and, where the pods want some, dynamic ports. What a node does not limit does
-// not count.
+// Load returns, in thousandths, how full a node would be with some more pods: the largest of the loads of slots, CPU,
+// memory and, if wanted, dynamic ports. It ignores resources without a limit.
 func (u *Usage) Load(v *node.View, want node.Claim, dynamic, pods int) int {
 	load := int64(0)
 	count := func(taken, each, limit int64) {
@@ -76,8 +76,8 @@ func (u *Usage) Load(v *node.View, want node.Claim, dynamic, pods int) int {
 	return int(load)
 }
 
-// Refuses returns why a node on which this is taken has no room for a new pod, or "" when it has, as Rule does for the reservation itself. It takes no labels, drains and
-// pods of the controller into account.
+// Refuses returns why the node has no capacity for a new pod; "": it has. It agrees with Rule.Refuses, but ignores
+// labels, drains, and the controller's pods.
 func (u *Usage) Refuses(v *node.View, want node.Claim, dynamic int) Reason {
 	for _, port := range want.Ports {
 		if _, taken := slices.BinarySearch(u.Ports, port); taken || slices.Contains(v.PortsInUse, port) {

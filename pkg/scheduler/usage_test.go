@@ -11,25 +11,35 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// What is added up tells the same of a new pod as the rule does, whatever is taken.
+// For any claims on a node, Usage decides about a new pod in the same way as the rule.
 func TestUsageRefusesAsTheRuleDoes(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		small := rapid.IntRange(0, 6)
 		ports := rapid.SliceOfNDistinct(rapid.IntRange(1, 9), 0, 3, rapid.ID)
 		v := &node.View{Alive: true, Node: node.Node{
-			Name: "n", Capacity: node.Capacity{Slots: small.Draw(t, "slots"), CPU: int64(small.Draw(t, "cpu")), Memory: int64(small.Draw(t, "memory"))},
-			PortRange: node.PortRange{Min: small.Draw(t, "first"), Max: small.Draw(t, "last")}, PortsInUse: ports.Draw(t, "in use"),
+			Name: "n", Capacity: node.Capacity{
+				Slots: small.Draw(t, "slots"), CPU: int64(small.Draw(t, "cpu")),
+				Memory: int64(small.Draw(t, "memory")),
+			},
+			PortRange:  node.PortRange{Min: small.Draw(t, "first"), Max: small.Draw(t, "last")},
+			PortsInUse: ports.Draw(t, "in use"),
 		}}
 		claim := func(id pod.Identity, what string) node.Claim {
-			return node.Claim{Pod: id, Ports: ports.Draw(t, what+" ports"), CPU: int64(small.Draw(t, what+" cpu")), Memory: int64(small.Draw(t, what+" memory"))}
+			return node.Claim{
+				Pod: id, Ports: ports.Draw(t, what+" ports"), CPU: int64(small.Draw(t, what+" cpu")),
+				Memory: int64(small.Draw(t, what+" memory")),
+			}
 		}
 		res := node.Reservation{Claims: map[string]node.Claim{}}
 		for i := range rapid.IntRange(0, 4).Draw(t, "claims") {
 			res.Claims[identity("other", i).String()] = claim(identity("other", i), "taken")
 		}
 		for i := range rapid.IntRange(0, 2).Draw(t, "orphans") {
-			v.Orphans = append(v.Orphans, pod.Orphan{Identity: identity("other", 3+i), Ports: map[string]int{"p": rapid.IntRange(1, 9).Draw(t, "orphan's port")}, CPU: 1})
+			v.Orphans = append(v.Orphans, pod.Orphan{
+				Identity: identity("other", 3+i),
+				Ports:    map[string]int{"p": rapid.IntRange(1, 9).Draw(t, "orphan's port")}, CPU: 1,
+			})
 		}
 		dynamic := make([]string, rapid.IntRange(0, 3).Draw(t, "dynamic"))
 		for i := range dynamic {
@@ -41,7 +51,8 @@ func TestUsageRefusesAsTheRuleDoes(t *testing.T) {
 		if got := used.Refuses(v, rule.Ask, len(dynamic)); got != want {
 			t.Fatalf("added up: %q, by the rule: %q; %+v on %+v", got, want, used, v.Node)
 		}
-		if load := used.Load(v, rule.Ask, len(dynamic), 1); want == scheduler.Resources && v.Capacity.Slots > 0 && load <= scheduler.Whole || want == "" && load > scheduler.Whole {
+		if load := used.Load(v, rule.Ask, len(dynamic), 1); want == scheduler.Resources && v.Capacity.Slots > 0 &&
+			load <= scheduler.Whole || want == "" && load > scheduler.Whole {
 			t.Fatalf("load %d, refused for %q; %+v on %+v", load, want, used, v.Node)
 		}
 	})
@@ -49,7 +60,10 @@ func TestUsageRefusesAsTheRuleDoes(t *testing.T) {
 
 func TestLoad(t *testing.T) {
 	t.Parallel()
-	v := &node.View{Node: node.Node{Capacity: node.Capacity{Slots: 10, CPU: 4000, Memory: 1000}, PortRange: node.PortRange{Min: 100, Max: 107}, PortsInUse: []int{100, 101, 5000}}}
+	v := &node.View{Node: node.Node{
+		Capacity:  node.Capacity{Slots: 10, CPU: 4000, Memory: 1000},
+		PortRange: node.PortRange{Min: 100, Max: 107}, PortsInUse: []int{100, 101, 5000},
+	}}
 	used := scheduler.Usage{Slots: 2, CPU: 1000, Memory: 100, Ports: []int{80, 101, 102}}
 	for name, tt := range map[string]struct {
 		want    node.Claim
@@ -70,12 +84,13 @@ func TestLoad(t *testing.T) {
 			t.Errorf("%s: %d, want %d", name, got, tt.load)
 		}
 	}
-	if got := used.Load(&node.View{Node: node.Node{Capacity: node.Capacity{Slots: 4}}}, node.Claim{CPU: 9}, 1, 1); got != 750 {
+	if got := used.Load(&node.View{Node: node.Node{Capacity: node.Capacity{Slots: 4}}},
+		node.Claim{CPU: 9}, 1, 1); got != 750 {
 		t.Errorf("without limits: %d", got)
 	}
 }
 
-// A node has room to the last slot, byte and port. A static port of the range is no dynamic one any more.
+// A node takes pods up to its last slot, byte and port. A static port in the range cannot be given to a dynamic port.
 func TestUsageRefuses(t *testing.T) {
 	t.Parallel()
 	five, none := node.PortRange{Min: 100, Max: 104}, node.PortRange{Min: 0, Max: 200}
@@ -99,7 +114,8 @@ func TestUsageRefuses(t *testing.T) {
 		"no number, and none is wanted":  {none, node.Claim{}, 0, ""},
 	} {
 		v := &node.View{Node: node.Node{
-			Capacity: node.Capacity{Slots: 3, CPU: 1000, Memory: 1000}, PortRange: tt.given, PortsInUse: []int{100, 5000},
+			Capacity:  node.Capacity{Slots: 3, CPU: 1000, Memory: 1000},
+			PortRange: tt.given, PortsInUse: []int{100, 5000},
 		}}
 		if got := used.Refuses(v, tt.want, tt.dynamic); got != tt.says {
 			t.Errorf("%s: %q, want %q", name, got, tt.says)

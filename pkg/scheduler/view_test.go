@@ -17,31 +17,35 @@ func viewed(names ...string) map[string]*node.View {
 	nodes := map[string]*node.View{}
 	for i, name := range names {
 		nodes[name] = node.NewView(node.Node{
-			Name: name, Address: "10.0.0." + name[1:], Labels: map[string]string{"rack": "a", "disk": "ssd"}, Capacity: node.Capacity{Slots: 10 * (i + 1)},
+			Name: name, Address: "10.0.0." + name[1:], Labels: map[string]string{"rack": "a", "disk": "ssd"},
+			Capacity: node.Capacity{Slots: 10 * (i + 1)},
 		}, node.Ops{}, true)
 	}
 	return nodes
 }
 
-// A view shows nodes as the rule has them, what operators said included.
-func TestViewShowsWhatTheRuleSays(t *testing.T) {
+// A view shows the nodes with the operators' settings, and excludes the same nodes as the rule.
+func TestViewShowsNodesAsTheRuleDoes(t *testing.T) {
 	t.Parallel()
 	nodes := viewed("n1", "n2", "n3", "n4")
 	nodes["n2"].SetOps(node.Ops{Labels: map[string]string{"rack": "b"}})
 	nodes["n3"].SetOps(node.Ops{Unschedulable: true})
 	sel := labels.SelectorFromSet(labels.Set{"rack": "a"})
 	v := scheduler.NewView(scheduler.Cluster{
-		Ask: scheduler.Ask{RCID: "rc", Spread: "rack"}, Nodes: nodes, Rule: &scheduler.Rule{Selector: sel}, Left: scheduler.Reasons{scheduler.NotAlive: 2},
+		Ask: scheduler.Ask{RCID: "rc", Spread: "rack"}, Nodes: nodes, Rule: &scheduler.Rule{Selector: sel},
+		Left: scheduler.Reasons{scheduler.NotAlive: 2},
 		Pods: slices.Values([]scheduler.Placed{{Pod: identity("rc", 0), Node: "n1"}}),
 	})
 	for range 2 {
 		eligible, excluded := v.Eligible()
-		if len(eligible) != 2 || eligible[0].Name() != "n1" || eligible[1].Name() != "n4" || excluded.String() != "drained: 1, not alive: 2, selector: 1" {
+		if len(eligible) != 2 || eligible[0].Name() != "n1" || eligible[1].Name() != "n4" ||
+			excluded.String() != "drained: 1, not alive: 2, selector: 1" {
 			t.Fatalf("eligible %v, others %s", eligible, excluded)
 		}
 	}
 	n2, ok := v.Node("n2")
-	if !ok || n2.Label("rack") != "b" || n2.Matches(sel) || n2.Address() != "10.0.0.2" || n2.Capacity().Slots != 20 || !n2.Alive() || v.Excludes(n2) != scheduler.Selector {
+	if !ok || n2.Label("rack") != "b" || n2.Matches(sel) || n2.Address() != "10.0.0.2" || n2.Capacity().Slots != 20 ||
+		!n2.Alive() || v.Excludes(n2) != scheduler.Selector {
 		t.Errorf("n2 is shown as %+v", n2)
 	}
 	n2.Labels()["rack"] = "changed"
@@ -52,20 +56,22 @@ func TestViewShowsWhatTheRuleSays(t *testing.T) {
 		t.Errorf("the view has %d nodes", len(slices.Collect(v.Nodes())))
 	}
 	for range v.Nodes() {
-		break // and none after that is yielded
+		break // the iteration ends here
 	}
 	all := scheduler.NewView(scheduler.Cluster{Nodes: nodes})
-	if eligible, excluded := all.Eligible(); len(eligible) != 4 || len(excluded) != 0 || len(slices.Collect(all.Pods())) != 0 {
+	if eligible, excluded := all.Eligible(); len(eligible) != 4 || len(excluded) != 0 ||
+		len(slices.Collect(all.Pods())) != 0 {
 		t.Errorf("without a rule: %v, %v", eligible, excluded)
 	}
 }
 
-// The built-in scheduler says what the view says, and keeps no books.
+// The built-in scheduler returns the eligible nodes of the view, and keeps no books.
 func TestByLabelKeepsNoBooks(t *testing.T) {
 	t.Parallel()
 	var s scheduler.Scheduler = new(scheduler.ByLabel)
 	v := scheduler.NewView(scheduler.Cluster{Nodes: viewed("n2", "n1")})
-	if names, refused, err := s.EligibleNodes(t.Context(), v); err != nil || !slices.Equal(names, []string{"n1", "n2"}) || len(refused) != 0 {
+	if names, refused, err := s.EligibleNodes(t.Context(), v); err != nil ||
+		!slices.Equal(names, []string{"n1", "n2"}) || len(refused) != 0 {
 		t.Errorf("%v, %v, %v", names, refused, err)
 	}
 	if _, err := s.AllocateNodes(t.Context(), scheduler.Owner{}, v, nil); !errors.Is(err, scheduler.ErrNoBooks) {
@@ -79,7 +85,7 @@ func TestByLabelKeepsNoBooks(t *testing.T) {
 	}
 }
 
-// A view costs the same however large the cluster is.
+// The cost of a view does not depend on the size of the cluster.
 func TestAViewCopiesNothing(t *testing.T) {
 	nodes := viewed("n1")
 	for i := range 5000 {
@@ -106,7 +112,7 @@ func TestAViewCopiesNothing(t *testing.T) {
 	}
 }
 
-// smallFirst prefers small nodes. Of the pods of one controller each goes to the node with the fewest of them all the same.
+// smallFirst prefers small nodes. But a pod still goes to a node with the fewest pods of its controller.
 type smallFirst struct{ scheduler.NoBooks }
 
 func (smallFirst) EligibleNodes(_ context.Context, v *scheduler.View) ([]string, scheduler.Reasons, error) {
@@ -119,8 +125,8 @@ func (smallFirst) EligibleNodes(_ context.Context, v *scheduler.View) ([]string,
 	return names, others, nil
 }
 
-// A scheduler of one's own without books: it says in which order nodes are tried. A farm of one's own sets it as app.FarmConfig.Scheduler;
-// a program that runs beside farms serves it with remote.Handler.
+// A scheduler without books, which decides in which order nodes are tried. A program with its own farm sets it as
+// app.FarmConfig.Scheduler. A program beside the farms serves it with remote.Handler.
 func ExampleScheduler() {
 	var s scheduler.Scheduler = smallFirst{}
 	v := scheduler.NewView(scheduler.Cluster{

@@ -10,12 +10,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// What is read of these kinds was written by a person or a restore as often as by a farm: each says why it cannot be
-// acted on. Kinds of other packages have their Check there. A breaker, an audit record, an incident and what the hold
-// ended for have nothing but texts and times for people.
+// People write these records too, and a restore brings back old ones. So most records have a Check, which returns why a
+// program cannot act on the record. Programs accept any text and time in a breaker, an audit record, an incident and
+// the record at settled.
 
-// Check reports why a stored request cannot be carried out. Its kind may be one of a newer version: its owner answers
-// that it does not know it.
+// Check accepts unknown kinds, because a newer version may have written them. The owner answers them.
 func (r *Request) Check() error {
 	var errs field.Errors
 	if r.ID == "" || strings.Contains(r.ID, "/") {
@@ -37,7 +36,6 @@ func (r *Request) Check() error {
 	return errs.Err()
 }
 
-// checkLabels records why nothing can be labelled as a request asks.
 func (r *Request) checkLabels(errs *field.Errors) {
 	if r.Pod == (pod.Identity{}) {
 		errs.Missing("pod", "the pod that is to be labelled")
@@ -58,17 +56,18 @@ func (r *Request) checkLabels(errs *field.Errors) {
 	}
 }
 
-// Check reports why a stored member record cannot be one of a farm.
+// Check returns why a stored member record cannot be a farm's.
 func (m *Member) Check() error {
 	var errs field.Errors
 	errs.CheckName("id", m.ID)
 	if len(m.RCSelector) > rc.MaxSelectorBytes {
-		errs.Add("rc_selector", field.Text(fmt.Sprintf("%d bytes", len(m.RCSelector))), fmt.Sprintf("at most %d bytes", rc.MaxSelectorBytes))
+		errs.Add("rc_selector", field.Text(fmt.Sprintf("%d bytes", len(m.RCSelector))),
+			fmt.Sprintf("at most %d bytes", rc.MaxSelectorBytes))
 	}
 	return errs.Err()
 }
 
-// Check reports why a stored record of deaths cannot be counted on.
+// Check returns why a stored record of dead nodes cannot be used.
 func (g *Gone) Check() error {
 	var errs field.Errors
 	for name, d := range g.Nodes {
@@ -77,5 +76,5 @@ func (g *Gone) Check() error {
 	return errs.Err()
 }
 
-// MaxSeenMS bounds for how long a node was seen gone, in milliseconds.
+// MaxSeenMS bounds how long a node was seen dead, in milliseconds.
 const MaxSeenMS = int64(field.MaxWait / time.Millisecond)

@@ -13,10 +13,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Counters that nodes have written never make a negative number of drops, whatever they say.
+// The number of drops is never negative, for any content of the nodes' counters.
 func TestDropsNeverOverflow(t *testing.T) {
 	t.Parallel()
-	values := []string{"-9223372036854775808", "-1", "0", "1", "9007199254740992", "9007199254740993", "9223372036854775806", "9223372036854775807", "x", ""}
+	values := []string{
+		"-9223372036854775808", "-1", "0", "1", "9007199254740992", "9007199254740993",
+		"9223372036854775806", "9223372036854775807", "x", "",
+	}
 	at := func(a, b string) Drops {
 		return Drops{Index: 1, Created: 1, Counts: map[string]DropCount{
 			"n1": dropCountOf(consul.Pair{Value: []byte(a)}), "n2": dropCountOf(consul.Pair{Value: []byte(b)}),
@@ -38,7 +41,7 @@ func TestDropsNeverOverflow(t *testing.T) {
 	}
 }
 
-// Each kind says what is wrong with a record of it, and reads what was always fine.
+// Each kind's Check reports what is wrong with a record, and accepts valid ones.
 func TestRecordsAreChecked(t *testing.T) {
 	t.Parallel()
 	keys, err := NewKeys(DefaultPrefix)
@@ -47,13 +50,25 @@ func TestRecordsAreChecked(t *testing.T) {
 	}
 	st := New(nil, keys)
 	for _, c := range []struct{ kind, text, want string }{
-		{"request", `{"id":"a","rc_id":"web","kind":"forget-pod","node":"n1","pod":{"rc_id":"web","role":"main","index":0}}`, ""},
+		{
+			"request",
+			`{"id":"a","rc_id":"web","kind":"forget-pod","node":"n1","pod":{"rc_id":"web","role":"main","index":0}}`,
+			"",
+		},
 		{"request", `{"id":"a","rc_id":"web","kind":"of a newer version","node":"n1"}`, ""},
 		{"request", `{"rc_id":"web","kind":"forget-pod","node":"n1"}`, "id:"},
 		{"request", `{"id":"a","rc_id":"web","kind":"forget-pod","node":"../x"}`, "node:"},
 		{"request", `{"id":"a","rc_id":"web","node":"n1"}`, "kind: missing"},
-		{"request", `{"id":"a","rc_id":"web","kind":"forget-pod","node":"n1","pod":{"rc_id":"web","role":"main","index":-1}}`, "pod:"},
-		{"request", `{"id":"a","rc_id":"web","kind":"forget-pod","node":"n1","pod":{"rc_id":"other","role":"main","index":1}}`, "pod:"},
+		{
+			"request",
+			`{"id":"a","rc_id":"web","kind":"forget-pod","node":"n1","pod":{"rc_id":"web","role":"main","index":-1}}`,
+			"pod:",
+		},
+		{
+			"request",
+			`{"id":"a","rc_id":"web","kind":"forget-pod","node":"n1","pod":{"rc_id":"other","role":"main","index":1}}`,
+			"pod:",
+		},
 		{"member", `{"id":"f1"}`, ""},
 		{"member", `{"id":""}`, "id: missing"},
 		{"member", `{"id":"a/b"}`, "id:"},
@@ -68,12 +83,22 @@ func TestRecordsAreChecked(t *testing.T) {
 		{"status", `{"rc_id":"a","desired":-1}`, "desired: -1"},
 		{"status", `{"rc_id":"a","ghosts":9223372036854775807}`, "ghosts"},
 		{"entry", `{"service":"web","revision":9223372036854775807,"spec":{"pod":{}}}`, "revision"},
-		{"entry", `{"service":"web","revision":1,"spec":{"pod":{},"update":{"max_surge":9223372036854775807}}}`, "9223372036854775807"},
-		{"entry", `{"service":"web","revision":1,"spec":{"pod":{},"replica_groups":[{"role":"a","count":4000000}]}}`, "spec.replica_groups[0].count: 4000000"},
-		{"deployed", `{"id":"01m82rq476dk3dzcatmcv2vmc4","service":"web","revision":1,"rc":"a","spec":{"replicas":4000000,"pod":{}}}`, "4000000"},
+		{
+			"entry", `{"service":"web","revision":1,"spec":{"pod":{},"update":{"max_surge":9223372036854775807}}}`,
+			"9223372036854775807",
+		},
+		{
+			"entry", `{"service":"web","revision":1,"spec":{"pod":{},"replica_groups":[{"role":"a","count":4000000}]}}`,
+			"spec.replica_groups[0].count: 4000000",
+		},
+		{
+			"deployed",
+			`{"id":"01m82rq476dk3dzcatmcv2vmc4","service":"web","revision":1,"rc":"a","spec":{"replicas":4000000,"pod":{}}}`, "4000000",
+		},
 	} {
 		err := map[string]func([]byte) error{
-			"request": checks(&st.Requests), "member": checks(&st.Farms), "heard": checks(&st.Heard), "gone": checks(&st.Gone), "status": checks(&st.Statuses),
+			"request": checks(&st.Requests), "member": checks(&st.Farms), "heard": checks(&st.Heard), "gone": checks(
+				&st.Gone), "status": checks(&st.Statuses),
 			"entry": checks(&st.Entries), "deployed": checks(&st.Deployed),
 		}[c.kind]([]byte(c.text))
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
@@ -82,7 +107,7 @@ func TestRecordsAreChecked(t *testing.T) {
 	}
 }
 
-// checks decodes records of a kind without looking at where they belong.
+// checks decodes records of a kind, without comparing them with their keys.
 func checks[T any](r *Records[T]) func([]byte) error {
 	return func(data []byte) error {
 		_, err := (&Records[T]{Kind: r.Kind, db: r.db}).decode(consul.Pair{Key: r.Key("x"), Value: data})
@@ -90,12 +115,14 @@ func checks[T any](r *Records[T]) func([]byte) error {
 	}
 }
 
-// A kind of record that has a number in it has a check: numbers are what one who writes a record can make others pay
-// for.
+// Each kind with a number has a Check, because programs compute with numbers that others wrote.
 func TestKindsWithNumbersHaveACheck(t *testing.T) {
 	t.Parallel()
-	// Whoever owns these packages checks them: the reader of a node's records, and of its reservations.
-	elsewhere := []string{"node.Node", "node.OrphanPage", "node.Reservation", "pod.Reality", "pod.Intent", "node.Ops", "ballot.Record", "ballot.Holder", "ballot.Round", "manifest.Manifest", "store.lockValue"}
+	// Their own packages or readers check these types.
+	elsewhere := []string{
+		"node.Node", "node.OrphanPage", "node.Reservation", "pod.Reality", "pod.Intent", "node.Ops",
+		"ballot.Record", "ballot.Holder", "ballot.Round", "manifest.Manifest", "store.lockValue",
+	}
 	for _, typ := range recordTypes(t) {
 		if slices.Contains(elsewhere, typ.String()) || reflect.PointerTo(typ).Implements(reflect.TypeFor[checker]()) {
 			continue
@@ -106,7 +133,7 @@ func TestKindsWithNumbersHaveACheck(t *testing.T) {
 	}
 }
 
-// numberIn returns the path of a number in a type, empty for none.
+// numberIn returns the path of a number in a type, or "".
 func numberIn(typ reflect.Type, seen map[reflect.Type]bool) string {
 	if seen[typ] || typ == reflect.TypeFor[time.Time]() || typ == reflect.TypeFor[json.RawMessage]() {
 		return ""
@@ -129,7 +156,7 @@ func numberIn(typ reflect.Type, seen map[reflect.Type]bool) string {
 	}
 }
 
-// A request to label a pod says which, and what; each within bounds.
+// A request to label a pod has a pod and labels, each within bounds.
 func TestCheckOfARequestToLabel(t *testing.T) {
 	t.Parallel()
 	many := map[string]string{}
@@ -138,21 +165,28 @@ func TestCheckOfARequestToLabel(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		change func(*Request)
-		want   string // empty: it is good
+		want   string // empty: the record is valid
 	}{
-		"sets":        {func(*Request) {}, ""},
-		"removes":     {func(r *Request) { r.Labels, r.Remove = nil, []string{"x"} }, ""},
-		"no pod":      {func(r *Request) { r.Pod = pod.Identity{} }, "pod: missing"},
-		"nothing":     {func(r *Request) { r.Labels = nil }, "labels: missing"},
-		"too many":    {func(r *Request) { r.Labels = many }, "labels: 100000 entries is not valid; allowed: 0 to 64 entries"},
+		"sets":    {func(*Request) {}, ""},
+		"removes": {func(r *Request) { r.Labels, r.Remove = nil, []string{"x"} }, ""},
+		"no pod":  {func(r *Request) { r.Pod = pod.Identity{} }, "pod: missing"},
+		"nothing": {func(r *Request) { r.Labels = nil }, "labels: missing"},
+		"too many": {
+			func(r *Request) { r.Labels = many },
+			"labels: 100000 entries is not valid; allowed: 0 to 64 entries",
+		},
 		"no label":    {func(r *Request) { r.Labels["y"] = "a\nb" }, "labels.y:"},
 		"no key":      {func(r *Request) { r.Remove = []string{"a b"} }, "remove.a b:"},
 		"rcfarm's":    {func(r *Request) { r.Labels[pod.RCIDLabel] = "other" }, "labels.replication_controller_id:"},
 		"another pod": {func(r *Request) { r.Pod.RCID = "other" }, "pod:"},
 	} {
-		r := Request{ID: "u", RCID: "rc", Kind: LabelPod, Node: "n", Pod: pod.Identity{RCID: "rc", Role: "main"}, Labels: map[string]string{"x": "1"}}
+		r := Request{
+			ID: "u", RCID: "rc", Kind: LabelPod, Node: "n", Pod: pod.Identity{RCID: "rc", Role: "main"},
+			Labels: map[string]string{"x": "1"},
+		}
 		tt.change(&r)
-		if err := r.Check(); tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+		if err := r.Check(); tt.want == "" && err != nil || tt.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,12 +16,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Deployments are what is deployed of services, and how it changes.
+// Deployments has the deployed services and their rollouts.
 type Deployments struct{ *db }
 
-// Service reads all that a plan for a service is made from, or returns ErrNotFound. A record that cannot be read is a
-// *CorruptError. It reads the rollout before the history and the controllers, because the end of a rollout changes
-// these two: a service without a rollout is never shown with the history or the controllers of one that is under way.
+// Service reads all that a plan for a service needs, or returns ErrNotFound or a *CorruptError. It reads the rollout
+// first, because the end of a rollout changes history and controllers.
 func (s *Deployments) Service(ctx context.Context, name string) (*record.Service, error) {
 	deployed, err := s.Deployed.Get(ctx, Consistent, name)
 	if err != nil {
@@ -54,14 +52,15 @@ func (s *Deployments) readRollout(ctx context.Context, svc *record.Service) erro
 	return err
 }
 
-// revisions reads the controllers of a service's revisions, the oldest first. They are found by their names.
 func (s *Deployments) revisions(ctx context.Context, name string) ([]record.Controller, error) {
 	names, err := s.c.Keys(ctx, s.keys.Names.Key(name+"-r"))
 	if err != nil {
 		return nil, err
 	}
-	ours := regexp.MustCompile("^" + regexp.QuoteMeta(s.keys.Names.Key(name+"-r")) + "[0-9]+$")
-	names = slices.DeleteFunc(names, func(key string) bool { return !ours.MatchString(key) })
+	names = slices.DeleteFunc(names, func(key string) bool {
+		of, _, is := rc.ParseRevisionName(s.keys.Names.first(key))
+		return !is || of != name
+	})
 	ids, err := s.c.GetMany(ctx, names, consul.Consistent)
 	if err != nil {
 		return nil, err
@@ -81,14 +80,15 @@ func (s *Deployments) revisions(ctx context.Context, name string) ([]record.Cont
 			return nil, err
 		}
 		if of := rec.Value.Service; of != nil && of.Name == name {
-			all = append(all, record.Controller{RC: rec.Value, Index: rec.Index, Status: s.statusOf(found, rec.Value.ID)})
+			all = append(all,
+				record.Controller{RC: rec.Value, Index: rec.Index, Status: s.statusOf(found, rec.Value.ID)})
 		}
 	}
 	slices.SortFunc(all, func(a, b record.Controller) int { return int(a.RC.Service.Revision - b.RC.Service.Revision) })
 	return all, nil
 }
 
-// DeployDraft writes a plan's draft in one transaction. Its errors are those of Deploy, and ErrSettingsChanged.
+// DeployDraft writes a plan's draft in one transaction. It returns the errors of Deploy, and ErrSettingsChanged.
 func (s *Deployments) DeployDraft(ctx context.Context, d *record.Draft, audit Audit) error {
 	err := s.writeDraft(ctx, d, audit)
 	if consul.RefusedOn(err, s.keys.Settings.Key()) {
@@ -119,7 +119,8 @@ func (s *Deployments) writeDraft(ctx context.Context, d *record.Draft, audit Aud
 	}
 	manifests := make([]DeployManifest, 0, len(d.Manifests))
 	for digest, canonical := range d.Manifests {
-		manifests = append(manifests, DeployManifest{Digest: digest, Canonical: canonical, Signature: d.Signatures[digest]})
+		manifests = append(manifests,
+			DeployManifest{Digest: digest, Canonical: canonical, Signature: d.Signatures[digest]})
 	}
 	if d.Rollout != nil {
 		schema, err := s.Schema.Get(ctx, Default)
@@ -127,7 +128,8 @@ func (s *Deployments) writeDraft(ctx context.Context, d *record.Draft, audit Aud
 			return fmt.Errorf("read schema: %w", err)
 		}
 		if schema.Value.Epoch != d.Rollout.Epoch {
-			return fmt.Errorf("service %s: the cluster has another epoch since the plan was made: %w", d.Service, ErrConflict)
+			return fmt.Errorf("service %s: the cluster has another epoch since the plan was made: %w",
+				d.Service, ErrConflict)
 		}
 		others := map[string]uint64{}
 		for _, c := range seen.Controllers {
@@ -136,7 +138,10 @@ func (s *Deployments) writeDraft(ctx context.Context, d *record.Draft, audit Aud
 			}
 		}
 		return s.Deploy(ctx, Deploy{
-			Rollout: Rec[rollout.Record]{Value: *d.Rollout, Index: seen.RolloutAt}, RCs: rcs, Unchanged: others, SchemaIndex: schema.Index,
+			Rollout: Rec[rollout.Record]{
+				Value: *d.Rollout,
+				Index: seen.RolloutAt,
+			}, RCs: rcs, Unchanged: others, SchemaIndex: schema.Index,
 			Manifests: manifests, Besides: ops, Audit: audit,
 		})
 	}
@@ -146,8 +151,8 @@ func (s *Deployments) writeDraft(ctx context.Context, d *record.Draft, audit Aud
 	return s.change(ctx, "service "+d.Service, ops, manifests, rcs, audit)
 }
 
-// entryOp writes the history of a draft. Where that leaves a rollout under way, the entry must not have its outcome
-// yet: it would be written over.
+// entryOp writes the history of a draft. If the rollout that the plan saw has ended, the entry has its outcome. Then
+// entryOp returns ErrConflict, because the write would overwrite the outcome.
 func (s *Deployments) entryOp(ctx context.Context, d *record.Draft) (consul.Op, error) {
 	revision := strconv.FormatInt(d.Deployed.Revision, 10)
 	key := s.keys.Entries.Key(d.Service, revision)
@@ -156,7 +161,7 @@ func (s *Deployments) entryOp(ctx context.Context, d *record.Draft) (consul.Op, 
 	}
 	is, err := s.Entries.Get(ctx, Consistent, d.Service, revision)
 	switch {
-	case errors.Is(err, ErrNotFound): // then there is no index
+	case errors.Is(err, ErrNotFound): // is.Index is zero then
 	case err != nil:
 		return consul.Op{}, err
 	case is.Value.EndedAt != nil:
@@ -165,8 +170,9 @@ func (s *Deployments) entryOp(ctx context.Context, d *record.Draft) (consul.Op, 
 	return cas(key, d.Entry, is.Index), nil
 }
 
-// draftRCs lists the controllers that a draft makes, changes and marks for deletion, with the indices that they were read at.
-func (s *Deployments) draftRCs(ctx context.Context, d *record.Draft, seen *record.Service, audit Audit) ([]Rec[rc.RC], error) {
+func (s *Deployments) draftRCs(ctx context.Context, d *record.Draft, seen *record.Service,
+	audit Audit,
+) ([]Rec[rc.RC], error) {
 	var rcs []Rec[rc.RC]
 	for _, r := range d.Create {
 		rcs = append(rcs, Rec[rc.RC]{Value: r})
@@ -197,48 +203,30 @@ func (s *Deployments) draftRCs(ctx context.Context, d *record.Draft, seen *recor
 	return rcs, nil
 }
 
-// ListDeployed reads what was deployed last of each service, by name, and one *CorruptError for each that cannot be
-// read.
+// ListDeployed reads the deployed documents, by name, and a *CorruptError for each unreadable one.
 func (s *Deployments) ListDeployed(ctx context.Context) ([]record.Deployed, []error, error) {
 	names, err := s.ListServices(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	keys := field.Each(names, func(name string) string { return s.keys.Deployed.Key(name) })
-	found, err := s.c.GetMany(ctx, keys, consul.Default)
-	if err != nil {
-		return nil, nil, err
-	}
-	var all []record.Deployed
-	var corrupt []error
-	for _, key := range keys {
-		switch rec, err := s.Deployed.decodeIn(found, key); {
-		case err != nil:
-			corrupt = append(corrupt, err)
-		case rec.Index != 0: // else it was deleted meanwhile
-			all = append(all, rec.Value)
-		}
-	}
-	return all, corrupt, nil
+	recs, corrupt, err := s.Deployed.at(ctx, Default, s.keys.Deployed.Keys(names))
+	return field.Each(recs, func(r Rec[record.Deployed]) record.Deployed { return r.Value }), corrupt, err
 }
 
-// ListRollouts reads the rollouts under way, and one *CorruptError for each that cannot be read.
+// ListRollouts reads the rollouts under way, and a *CorruptError for each unreadable one.
 func (s *Deployments) ListRollouts(ctx context.Context) ([]Rec[rollout.Record], []error, error) {
-	pairs, err := s.c.List(ctx, s.keys.Rollouts.Key(), consul.Default)
-	if err != nil {
-		return nil, nil, err
-	}
-	pairs = slices.DeleteFunc(pairs, func(p consul.Pair) bool {
-		return strings.Contains(strings.TrimPrefix(p.Key, s.keys.Rollouts.Key()), "/")
+	return s.Rollouts.listIf(ctx, s.keys.Rollouts.Key(), func(key string) bool {
+		return !strings.Contains(strings.TrimPrefix(key, s.keys.Rollouts.Key()), "/")
 	})
-	recs, corrupt := each(pairs, s.Rollouts.decode)
-	return recs, corrupt, nil
 }
 
-// ForgetService removes what is known of a service, and marks the controllers of its revisions for deletion, in one transaction.
+// ForgetService removes the records of a service and marks its controllers as deleted, in one transaction.
 func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, massStop bool, audit Audit) error {
 	name := svc.Deployed.Service
-	ops := []consul.Op{consul.DeleteCAS(s.keys.Deployed.Key(name), svc.Index), consul.DeleteTree(s.keys.Entries.Below(name)), consul.CheckMissing(s.keys.Rollouts.Key(svc.Deployed.ID))}
+	ops := []consul.Op{
+		consul.DeleteCAS(s.keys.Deployed.Key(name), svc.Index),
+		consul.DeleteTree(s.keys.Entries.Below(name)), consul.CheckMissing(s.keys.Rollouts.Key(svc.Deployed.ID)),
+	}
 	at := audit.At.Truncate(time.Second)
 	var marked []string
 	for _, c := range svc.Controllers {
@@ -257,17 +245,17 @@ func (s *Deployments) ForgetService(ctx context.Context, svc *record.Service, ma
 	return s.commitDefinitely(ctx, "service "+name, audit, ops...)
 }
 
-// Deploy is the transaction that begins a rollout, or that replaces one under way.
+// Deploy is a transaction that begins a rollout, or replaces one under way.
 type Deploy struct {
-	Rollout Rec[rollout.Record] // index zero: there must be none; else that of the one that is replaced
-	// RCs are the controllers that are made (index zero) or changed, each as it shall be.
+	Rollout Rec[rollout.Record] // index zero: no rollout may exist; else the index of the rollout that it replaces
+	// RCs are the new (index zero) and changed controllers.
 	RCs []Rec[rc.RC]
-	// Unchanged are the indices of other controllers that the plan relies on, by id.
+	// Unchanged has, by id, the indices of other controllers that the plan relies on.
 	Unchanged map[string]uint64
-	// SchemaIndex is that of the schema whose epoch the rollout bears.
+	// SchemaIndex is the index of the schema with the rollout's epoch.
 	SchemaIndex uint64
 	Manifests   []DeployManifest
-	// Besides writes what else belongs to it, each by cas: the service's document and its history.
+	// Besides are further writes, each by cas: the service's document and its history.
 	Besides []consul.Op
 	Audit   Audit
 }
@@ -276,47 +264,41 @@ type Deploy struct {
 type DeployManifest struct {
 	Digest    string
 	Canonical []byte // JSON
-	Signature string // empty: the stored one stays
+	Signature string // empty: keep the stored one
 }
 
-// Deploy begins a rollout in one transaction: its record, controllers with what new ones have besides, bells,
-// manifests, and all that is given besides. It returns ErrConflict when anything is not as it was read, with the keys
-// in the text; ErrTooLarge; ErrUnknown when the context ended before the outcome was known. A landing is told by its
-// audit record.
+// Deploy begins a rollout in one transaction. It returns ErrConflict with the changed keys, ErrTooLarge, or ErrUnknown
+// if the context ended before the outcome was known.
 func (s *Deployments) Deploy(ctx context.Context, d Deploy) error {
 	service, unit := d.Rollout.Value.Service, d.Rollout.Value.Unit()
-	ops := []consul.Op{sameRecord(s.keys.Schema.Key(), d.SchemaIndex), cas(s.keys.Rollouts.Key(unit), d.Rollout.Value, d.Rollout.Index)}
+	ops := []consul.Op{
+		sameRecord(s.keys.Schema.Key(), d.SchemaIndex),
+		cas(s.keys.Rollouts.Key(unit), d.Rollout.Value, d.Rollout.Index),
+	}
 	for id, index := range d.Unchanged {
 		ops = append(ops, sameRecord(s.keys.RCs.Key(id), index))
 	}
-	if len(d.RCs) == 0 { // each of them rings
+	if len(d.RCs) == 0 { // else the write of each controller rings the bell
 		ops = append(ops, s.ring(unit))
 	}
 	return s.change(ctx, "deployment of "+service, append(ops, d.Besides...), d.Manifests, d.RCs, d.Audit)
 }
 
-// History reads what a service's revisions were, the oldest first, and one *CorruptError for each that cannot be read.
+// History reads a service's revisions, oldest first, and a *CorruptError for each unreadable one.
 func (s *Deployments) History(ctx context.Context, service string) ([]Rec[record.Entry], []error, error) {
 	recs, corrupt, err := s.Entries.List(ctx, consul.Consistent, service)
 	slices.SortFunc(recs, func(a, b Rec[record.Entry]) int { return int(a.Value.Revision - b.Value.Revision) })
 	return recs, corrupt, err
 }
 
-// Histories reads what the revisions of all services were, in the order of their keys, and one *CorruptError for each
-// that cannot be read.
+// Histories is History for all services, sorted by key.
 func (s *Deployments) Histories(ctx context.Context) ([]Rec[record.Entry], []error, error) {
-	pairs, err := s.c.List(ctx, s.keys.Deployments.Key(), consul.Default)
-	if err != nil {
-		return nil, nil, err
-	}
-	pairs = slices.DeleteFunc(pairs, func(p consul.Pair) bool {
-		return !strings.HasPrefix(p.Key, s.keys.Entries.Below(s.keys.Entries.first(p.Key)))
+	return s.Entries.listIf(ctx, s.keys.Deployments.Key(), func(key string) bool {
+		return strings.HasPrefix(key, s.keys.Entries.Below(s.keys.Entries.first(key)))
 	})
-	recs, corrupt := each(pairs, s.Entries.decode)
-	return recs, corrupt, nil
 }
 
-// ListServices returns the names of all services that have been deployed, sorted.
+// ListServices returns the names of all services, sorted.
 func (s *Deployments) ListServices(ctx context.Context) ([]string, error) {
 	keys, err := s.c.Children(ctx, s.keys.Deployments.Key())
 	var names []string

@@ -3,30 +3,32 @@ package store
 import (
 	"context"
 	"fmt"
-	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/ownerless"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Drops tells how many copies of a unit's pods have stopped counting as available, as its nodes say (ADR 11).
+// Drops counts, for each node, how many copies of a unit's pods have dropped. See docs/design/minimum.md.
 type Drops struct {
-	// Index is that of the unit's key, which every drop moves, and Created that of its creation. Zero: there is none, and
-	// nothing is known.
+	// Index is the modify index of the unit's key, which changes with every drop. Created is its create index. Both
+	// zero: there is no key, and nothing is known about drops.
 	Index, Created uint64
-	Counts         map[string]DropCount // by node; nil when they were not read
+	Counts         map[string]DropCount // by node; nil if they were not read
 }
 
-// DropCount is how many copies on one node have dropped since the counter was made; negative when it cannot be read.
+// DropCount is a node's counter of drops.
 type DropCount struct {
 	Created uint64 // index
 	Drops   int64
 }
 
-// Since returns how many copies have dropped since an earlier listing. It is not known where the unit's key is missing or was
-// made anew, or where a counter went back, vanished, was made anew or cannot be read: then what counts must be read again.
+// Since returns how many copies have dropped since an earlier listing. known is false if the unit's key or a counter is
+// missing, was made again, went back, or cannot be read. Then the caller must read the available copies again.
 func (d Drops) Since(before Drops) (drops int64, known bool) {
 	switch {
 	case d.Index == 0 || d.Created != before.Created:
@@ -42,7 +44,7 @@ func (d Drops) Since(before Drops) (drops int64, known bool) {
 		}
 	}
 	for node, now := range d.Counts {
-		was := before.Counts[node].Drops // zero for one that was made by a drop
+		was := before.Counts[node].Drops // zero if the counter did not exist before
 		if was < 0 || now.Drops < was {
 			return 0, false
 		}
@@ -51,7 +53,6 @@ func (d Drops) Since(before Drops) (drops int64, known bool) {
 	return drops, true
 }
 
-// dropsOf picks a unit's drops out of what was read.
 func (s *db) dropsOf(unit string, found map[string]consul.Pair, below []consul.Pair) Drops {
 	own := found[s.keys.Drops.Key(unit)]
 	d := Drops{Index: own.ModifyIndex, Created: own.CreateIndex, Counts: map[string]DropCount{}}
@@ -63,8 +64,7 @@ func (s *db) dropsOf(unit string, found map[string]consul.Pair, below []consul.P
 	return d
 }
 
-// maxDrops is more than a node can have counted: a counter beyond it cannot be read, and its node makes it anew with
-// the next drop.
+// maxDrops is more than a node can count. A node makes a higher counter again with the next drop.
 const maxDrops = rc.MaxGeneration
 
 func dropCountOf(p consul.Pair) DropCount {
@@ -75,16 +75,17 @@ func dropCountOf(p consul.Pair) DropCount {
 	return DropCount{Created: p.CreateIndex, Drops: n}
 }
 
-// counter is a drop counter as this node knows it.
 type counter struct {
 	drops int64  // negative: it cannot be read
 	index uint64 // zero: there is none
 }
 
-// dropOps returns what a report transaction says about drops, besides the realities, and the counters as they are after it.
-// Each drop moves the unit's key and raises the node's counter, by cas: a report of unknown outcome that lands late
-// must not set it back. The exception is a copy that the node was told to stop, or to have stand by: its owner does not count it any more, which
-// the transaction proves by the index of the intent.
+// dropOps returns the operations for the drops in a report, and the counters after them. Each drop changes the unit's
+// key, and increases the node's counter by cas. Without cas, a report with an unknown outcome could land late and set
+// the counter back.
+//
+// The owner does not count on a copy whose intent is `stopped` or `standby`, so its end is no drop. Then the
+// transaction depends on the index of the intent.
 func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]consul.Op, map[string]counter, error) {
 	var ops []consul.Op
 	dropped := map[string]int64{} // by unit
@@ -105,18 +106,20 @@ func (t *NodeSession) dropOps(ctx context.Context, writes []RealityWrite) ([]con
 	for id, n := range dropped {
 		c, key := counters[id], t.keys.Drops.Key(id, t.name)
 		index := c.index
-		if c.drops < 0 { // made anew, so that nobody compares it with what it was
+		// Make the counter again. A reader sees a new create index, and does not compare the values.
+		if c.drops < 0 {
 			ops = append(ops, consul.DeleteCAS(key, index))
 			c.drops, index = 0, 0
 		}
 		c.drops = min(c.drops+n, maxDrops)
 		counters[id] = c
-		ops = append(ops, consul.Set(t.keys.Drops.Key(id), []byte(NewID())), consul.CAS(key, strconv.AppendInt(nil, c.drops, 10), index))
+		ops = append(ops, consul.Set(t.keys.Drops.Key(id), []byte(NewID())),
+			consul.CAS(key, strconv.AppendInt(nil, c.drops, 10), index))
 	}
 	return ops, counters, nil
 }
 
-// counters returns the node's counters of some units, and reads those that it does not know.
+// counters reads the node's counters that this program does not know.
 func (t *NodeSession) counters(ctx context.Context, of map[string]int64) (map[string]counter, error) {
 	known := make(map[string]counter, len(of))
 	var keys []string
@@ -148,7 +151,7 @@ func (t *NodeSession) counters(ctx context.Context, of map[string]int64) (map[st
 	return known, nil
 }
 
-// counted notes what became of the counters of a report: their new indices, or that they must be read again.
+// counted keeps the counters that a report wrote. After an error, the next report reads them again.
 func (t *NodeSession) counted(counters map[string]counter, written map[string]uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -161,36 +164,29 @@ func (t *NodeSession) counted(counters map[string]counter, written map[string]ui
 	}
 }
 
-// SweepDrops removes the drops of units that have no controller any more, at most so many units', and returns of how many. A node whose
-// machine was away for long reports after the unit's last transaction. Where a revision is made meanwhile its owner makes them anew.
-func (s *Leader) SweepDrops(ctx context.Context, most int) (int, error) {
-	stray := map[string]bool{}
-	keys, err := s.c.Children(ctx, s.keys.Drops.Key())
+// SweepDrops removes the drops of at most `most` units without a controller, and returns how many. A node can write
+// them after the unit's last transaction, for example after its machine was off.
+func (l *Leader) SweepDrops(ctx context.Context, most int) (int, error) {
+	keys, err := l.c.Children(ctx, l.keys.Drops.Key())
 	if err != nil {
 		return 0, err
 	}
-	for _, key := range keys {
-		stray[strings.TrimSuffix(strings.TrimPrefix(key, s.keys.Drops.Key()), "/")] = true
-	}
-	ids, err := s.RCs.IDs(ctx) // later: whatever is created meanwhile is among them
+	ids, err := l.RCs.IDs(ctx) // after the drops, so that controllers that are created meanwhile are known
 	if err != nil {
 		return 0, err
 	}
-	for _, id := range ids {
-		delete(stray, rc.UnitOf(id))
-	}
-	removed := 0
-	for id := range maps.Keys(stray) {
-		if removed == most {
-			break
-		}
-		_, err := s.fenced(ctx, append(s.forgetDrops(id), consul.CheckMissing(s.keys.RCs.Key(id))))
+	known := ownerless.Known{}
+	known.Note(ownerless.Each(ownerless.Controller, rc.UnitsOf(ids))...)
+	units := field.Each(keys, l.keys.Drops.first)
+	slices.Sort(units)
+	stray := ownerless.Scan(ownerless.Controller, known, ownerless.Each(ownerless.Drops, slices.Compact(units)))
+	for i, f := range stray[:min(len(stray), most)] {
+		_, err := l.fenced(ctx, append(l.forgetDrops(f.About), consul.CheckMissing(l.keys.RCs.Key(f.About))))
 		if err != nil {
-			return removed, err
+			return i, err
 		}
-		removed++
 	}
-	return removed, nil
+	return min(len(stray), most), nil
 }
 
 func (s *db) forgetDrops(unit string) []consul.Op {
@@ -198,21 +194,24 @@ func (s *db) forgetDrops(unit string) []consul.Op {
 }
 
 // DropsOf lists a unit's drops.
-func (t *Passes) DropsOf(ctx context.Context, unit string) (Drops, error) {
-	found, below, err := t.merged.Read(ctx, consul.Reading{Keys: []string{t.keys.Drops.Key(unit)}, Prefixes: []string{t.keys.Drops.OfUnit(unit)}}, consul.Default)
+func (p *Passes) DropsOf(ctx context.Context, unit string) (Drops, error) {
+	found, below, err := p.merged.Read(ctx,
+		consul.Reading{
+			Keys:     []string{p.keys.Drops.Key(unit)},
+			Prefixes: []string{p.keys.Drops.OfUnit(unit)},
+		}, consul.Default)
 	if err != nil {
 		return Drops{}, err
 	}
-	return t.dropsOf(unit, found, below), nil
+	return p.dropsOf(unit, found, below), nil
 }
 
-// MakeDrops makes the key of a unit's drops where it is missing. Whoever has looked before must look again.
+// MakeDrops makes a missing key of a unit's drops. A caller that read the unit before must read it again.
 func (s *db) MakeDrops(ctx context.Context, unit string) error {
 	return s.create(ctx, consul.CAS(s.keys.Drops.Key(unit), []byte(NewID()), 0))
 }
 
-// drops reports whether the write makes a copy that counted as available, as it was reported at Index, one that does not.
-// Those of local services count for nobody.
-func (w *RealityWrite) drops() bool {
-	return w.Index != 0 && !w.Reality.Local() && w.Before.Drops(&w.Reality)
+// drops reports whether an available copy stops being available. Local services have no minimum, so no drops.
+func (r *RealityWrite) drops() bool {
+	return r.Index != 0 && !r.Reality.Local() && r.Before.Drops(&r.Reality)
 }

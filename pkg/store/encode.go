@@ -6,15 +6,12 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/feature"
-	"github.com/rcfarm/rcfarm/pkg/node"
-	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// checker is a record that can tell whether it may be acted on. What it refuses is neither read nor written:
-// Records.decode and written ask it.
+// checker is a record with a check. A record that it refuses is neither read nor written.
 type checker interface{ Check() error }
 
-// checked returns why a record, or what it points to, may not be acted on. What is not asked about cannot tell.
+// checked returns why a record, or what it points to, is refused.
 func checked[T any](record *T) error {
 	if c, ok := any(record).(checker); ok {
 		return c.Check()
@@ -32,18 +29,18 @@ type InvalidError struct {
 }
 
 // Error names the key, and the fields with what is allowed.
-func (e *InvalidError) Error() string {
-	return fmt.Sprintf("record %s is not written, because nobody could read it: %v", e.Key, e.Err)
+func (i *InvalidError) Error() string {
+	return fmt.Sprintf("record %s is not written, because nobody could read it: %v", i.Key, i.Err)
 }
 
-// Unwrap returns what is wrong with it.
-func (e *InvalidError) Unwrap() error { return e.Err }
+// Unwrap returns what is wrong with the record.
+func (i *InvalidError) Unwrap() error { return i.Err }
 
 // Is matches ErrInvalid.
-func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+func (i *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// written returns the operation that makes writes of a record's JSON, and says what the record needs of the gate. Of a
-// record that its readers would refuse it returns one that is not sent.
+// written returns the operation that writes a record. The operation names the record's newest feature, because the
+// guard compares it with the gate. For a record that its readers would refuse, the operation is never sent.
 func written[T any](key string, record T, writes func(value []byte) consul.Op) consul.Op {
 	err := checked(&record)
 	var value []byte
@@ -56,38 +53,23 @@ func written[T any](key string, record T, writes func(value []byte) consul.Op) c
 	return writes(value).Needs(feature.NeedOf(record))
 }
 
-// cas writes a record if it is as it was read; zero: there is none.
+// cas writes a record at an index. Index zero: the record must not exist.
 func cas[T any](key string, record T, index uint64) consul.Op {
 	return written(key, record, func(value []byte) consul.Op { return consul.CAS(key, value, index) })
 }
 
-// set is cas whatever is there.
 func set[T any](key string, record T) consul.Op {
 	return written(key, record, func(value []byte) consul.Op { return consul.Set(key, value) })
 }
 
-// lock is set that takes the key for a session besides.
 func lock[T any](key string, record T, session string) consul.Op {
 	return written(key, record, func(value []byte) consul.Op { return consul.Lock(key, value, session) })
 }
 
-// encode returns a record as JSON.
 func encode(v any) ([]byte, error) {
-	// Those that are written by the thousand. By their types: a record that embeds one of them has its method too.
-	switch r := v.(type) {
-	case *pod.Placement:
-		return r.AppendJSON(make([]byte, 0, usualBytes)), nil
-	case *pod.Intent:
-		return r.AppendJSON(make([]byte, 0, usualBytes)), nil
-	case *node.Reservation:
-		return r.AppendJSON(make([]byte, 0, usualBytes)), nil
-	}
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("encode %T: %w", v, err)
 	}
 	return data, nil
 }
-
-// usualBytes is more than most placements, intents and reservations take.
-const usualBytes = 768

@@ -9,7 +9,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// renewed renews the epoch, as after a restore, and returns the schema.
 func renewed(t *testing.T, farm *FarmSession) Schema {
 	t.Helper()
 	if err := farm.RenewEpoch(t.Context(), "", ""); err != nil {
@@ -22,8 +21,8 @@ func renewed(t *testing.T, farm *FarmSession) Schema {
 	return rec.Value
 }
 
-// An epoch that begins because the store went back says so. Where the gate went back with it, and does not allow that, the epoch begins all the same.
-func TestAnEpochSaysThatItBeganByGoingBack(t *testing.T) {
+// An epoch that begins because the store went back has WentBack, unless the gate went back too and forbids it.
+func TestASchemaRecordsThatTheStoreWentBack(t *testing.T) {
 	t.Parallel()
 	farm := sessions(t, 1)[0]
 	rec, err := farm.Schema.Get(t.Context(), Consistent)
@@ -41,8 +40,8 @@ func TestAnEpochSaysThatItBeganByGoingBack(t *testing.T) {
 	}
 }
 
-// A controller says in which epoch it was made, whatever its maker says, and whoever changes it leaves that alone.
-func TestAControllerSaysInWhichEpochItWasMade(t *testing.T) {
+// A new controller gets the epoch in which it was made, even if the caller passes another MadeIn, and keeps it.
+func TestAControllerRecordsTheEpochInWhichItWasMade(t *testing.T) {
 	t.Parallel()
 	farm := sessions(t, 1)[0]
 	st := New(farm.c, farm.keys)
@@ -58,11 +57,15 @@ func TestAControllerSaysInWhichEpochItWasMade(t *testing.T) {
 			t.Fatal(err)
 		}
 		if rec.Index == 0 {
-			rec.Value = rc.RC{ID: id, Name: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}}
+			rec.Value = rc.RC{
+				ID: id, Name: id, ManifestDigest: "m",
+				ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
+			}
 		}
 		rec.Value.Generation++
 		change(&rec.Value)
-		if err := st.Operator.ChangeRC(t.Context(), RCChange{RC: rec.Value, Index: rec.Index, Audit: NewAudit("op", "apply", id, nil)}); err != nil {
+		if err := st.Operator.ChangeRC(t.Context(),
+			RCChange{RC: rec.Value, Index: rec.Index, Audit: NewAudit("op", "apply", id, nil)}); err != nil {
 			t.Fatal(err)
 		}
 		if rec, err = st.RCs.Get(t.Context(), Consistent, id); err != nil {
@@ -83,7 +86,8 @@ func TestAControllerSaysInWhichEpochItWasMade(t *testing.T) {
 	}
 	undone := newSchema(next.Epoch)
 	undone.WentBack = true
-	if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Schema.Key(), asJSON(undone))}); err != nil {
+	if _, err := farm.c.Commit(t.Context(),
+		[]consul.Op{consul.Set(farm.keys.Schema.Key(), asJSON(undone))}); err != nil {
 		t.Fatal(err)
 	}
 	if got := write(rc.RevisionID(testUnit, 2), same); got.MadeIn != "" {
@@ -93,7 +97,8 @@ func TestAControllerSaysInWhichEpochItWasMade(t *testing.T) {
 		t.Errorf("a controller after a restore: made in %q", got.MadeIn)
 	}
 	other := New(farm.c, farm.keys)
-	if _, err := other.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Gate.Key(), asJSON(newGate(feature.Oldest)))}); err != nil {
+	if _, err := other.c.Commit(t.Context(),
+		[]consul.Op{consul.Set(farm.keys.Gate.Key(), asJSON(newGate(feature.Oldest)))}); err != nil {
 		t.Fatal(err)
 	}
 	st = st.beside(t, feature.Known.Newest())

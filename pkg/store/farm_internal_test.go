@@ -15,7 +15,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// empty returns a store with nothing below its prefix.
 func empty(t *testing.T) *Store {
 	t.Helper()
 	client, prefix := consultest.Client(t)
@@ -26,7 +25,7 @@ func empty(t *testing.T) *Store {
 	return New(client, keys)
 }
 
-// sessions returns what so many farms write with below one prefix, which has a schema and a breaker.
+// sessions returns the FarmSessions of farms below one prefix with a schema and a breaker.
 func sessions(t *testing.T, farms int) []*FarmSession {
 	t.Helper()
 	st := empty(t)
@@ -49,8 +48,8 @@ func audited(t *testing.T, st *FarmSession) []Audit {
 	return records
 }
 
-// Operators are sent to the audit records to find out why the breaker tripped.
-func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
+// A farm that trips the breaker writes an audit record, because documents tell operators to look there.
+func TestTrippingTheBreakerWritesAnAuditRecord(t *testing.T) {
 	t.Parallel()
 	farm := sessions(t, 1)[0]
 	before, err := farm.Breaker.Get(t.Context(), Consistent)
@@ -65,7 +64,8 @@ func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
 	if now, err := farm.Breaker.Get(t.Context(), Consistent); err != nil || now.Value != tripped {
 		t.Errorf("breaker %+v, %v", now.Value, err)
 	}
-	if err := farm.TripBreaker(t.Context(), before.Index, tripped, NewAudit("f0", "trip", "other", nil)); !errors.Is(err, ErrConflict) {
+	if err := farm.TripBreaker(t.Context(), before.Index, tripped,
+		NewAudit("f0", "trip", "other", nil)); !errors.Is(err, ErrConflict) {
 		t.Errorf("tripped again from what was read before: %v", err)
 	}
 	got := audited(t, farm)
@@ -74,8 +74,8 @@ func TestWhoeverTripsTheBreakerLeavesAnAuditRecord(t *testing.T) {
 	}
 }
 
-// Of all farms that see the store go back in time, one renews the epoch and says so.
-func TestOneFarmRenewsTheEpochAndLeavesAnAuditRecord(t *testing.T) {
+// If several farms see that the store went back, only one renews the epoch and writes an audit record.
+func TestOneFarmRenewsTheEpochAndWritesAnAuditRecord(t *testing.T) {
 	t.Parallel()
 	farms := sessions(t, 5)
 	before, err := farms[0].Schema.Get(t.Context(), Default)
@@ -98,13 +98,14 @@ func TestOneFarmRenewsTheEpochAndLeavesAnAuditRecord(t *testing.T) {
 	want := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", before.Value.Epoch, after.Value.Epoch)
 	got := audited(t, farms[0])
 	isFarm := func(f *FarmSession) bool { return f.farmID == got[0].Who }
-	if len(got) != 1 || got[0].What != "renew-nonce" || !slices.ContainsFunc(farms, isFarm) || !slices.Equal(got[0].Changes, []string{want}) {
+	if len(got) != 1 || got[0].What != "renew-nonce" || !slices.ContainsFunc(farms, isFarm) ||
+		!slices.Equal(got[0].Changes, []string{want}) {
 		t.Errorf("audit records %+v, want one, of a farm: %s", got, want)
 	}
 }
 
-// A farm that has seen the store go back before it has seen the epoch replaces the one that it finds: it may be from before. One
-// that knows an older epoch has been forestalled.
+// A farm that sees the store go back before it has read the epoch replaces the present one, which may be old. If the
+// farm knows an older epoch, another farm has renewed the epoch already. Then the farm changes nothing.
 func TestAnUnknownEpochIsRenewed(t *testing.T) {
 	t.Parallel()
 	farm := sessions(t, 1)[0]
@@ -129,10 +130,10 @@ func TestAnUnknownEpochIsRenewed(t *testing.T) {
 	}
 }
 
-// A release of an earlier tenure that arrives late leaves the lock with the later one, though both are of one session.
+// A late release of an earlier tenure does not release a later tenure's lock, even under the same session.
 func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
 	t.Parallel()
-	st, node, _ := nodeSession(t) // for its session
+	st, node, _ := nodeSession(t) // only its session is used
 	farm := st.FarmSession(node.sess, "f")
 	claim := func() Fence {
 		t.Helper()
@@ -167,7 +168,7 @@ func TestALateReleaseOfAnEarlierTenure(t *testing.T) {
 	}
 }
 
-// Many deployments may bring the same manifest at once: none of them is told that something has changed.
+// Deployments that store the same manifest at once get no conflict.
 func TestChangesWithTheSameManifestDoNotConflict(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -177,7 +178,8 @@ func TestChangesWithTheSameManifestDoNotConflict(t *testing.T) {
 	for i := range 8 {
 		group.Go(func() error {
 			own := consul.CAS(st.keys.Deployed.Key(fmt.Sprint("s", i)), []byte("{}"), 0)
-			return st.change(t.Context(), "service", []consul.Op{own}, []DeployManifest{m}, nil, NewAudit("op", "deploy", "", nil))
+			return st.change(t.Context(), "service", []consul.Op{own}, []DeployManifest{m}, nil,
+				NewAudit("op", "deploy", "", nil))
 		})
 	}
 	if err := group.Wait(); err != nil {

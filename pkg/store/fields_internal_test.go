@@ -16,10 +16,10 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/fields.txt; only for who has renamed a type")
 
-// oldFields are the fields that were there before the version gate, by type and name in JSON. None is ever added.
+// oldFields has the fields from before the version gate, by type and JSON name. No field is ever added.
 const oldFields = "testdata/fields.txt"
 
-// recordTypes are the types of all records: those that the store has, and what is in them or beside them as bytes.
+// recordTypes returns the kinds of records, and types that are stored as bytes in records or beside them.
 func recordTypes(t *testing.T) []reflect.Type {
 	t.Helper()
 	types := []reflect.Type{
@@ -39,8 +39,8 @@ func recordTypes(t *testing.T) []reflect.Type {
 	return types
 }
 
-// fieldsOf lists the fields of records by type and name in JSON, each with its feature; a kind of record that has one has it for all of its own.
-// A type that records without a feature hold is as old as they are, whatever else holds it.
+// fieldsOf lists the fields of records by type and JSON name, each with its feature, or with the feature of its kind. A
+// type that is also in a record without a feature has none.
 func fieldsOf(types []reflect.Type) map[string]string {
 	fields, seen := map[string]string{}, map[reflect.Type]string{}
 	var visit func(typ reflect.Type, of string)
@@ -76,7 +76,7 @@ func fieldsOf(types []reflect.Type) map[string]string {
 	return fields
 }
 
-// A field of a record either was there before the version gate, or says which feature it belongs to: else an older program that lives would
+// A field is older than the version gate, or names its feature. Otherwise a running program of an earlier version would
 // drop it (ADR 28).
 func TestEveryFieldHasAVersion(t *testing.T) {
 	t.Parallel()
@@ -100,14 +100,16 @@ func TestEveryFieldHasAVersion(t *testing.T) {
 	old, used := strings.Fields(string(text)), map[string]bool{}
 	for _, name := range old {
 		if of, there := fields[name]; !there || of != "" {
-			t.Errorf("the field %s was there before the version gate, and is not any more: fields are only added. If its type is named otherwise by now, change %s", name, oldFields)
+			t.Errorf("the field %s was there before the version gate, and is not any more: fields are only added. If "+
+				"its type is named otherwise by now, change %s", name, oldFields)
 		}
 	}
 	for name, of := range fields {
 		used[of] = true
 		switch {
 		case of == "" && !slices.Contains(old, name):
-			t.Errorf("the field %s is new: give it a tag feature:\"NAME\", and feature.Known a feature of that name with the version that brings it (ADR 28); do not add it to %s", name, oldFields)
+			t.Errorf("the field %s is new: give it a tag feature:\"NAME\", and feature.Known a feature of that name "+
+				"with the version that brings it (ADR 28); do not add it to %s", name, oldFields)
 		case of != "" && feature.Known.Named(of) == nil:
 			t.Errorf("the field %s has the feature %q, which feature.Known does not have", name, of)
 		}
@@ -119,7 +121,7 @@ func TestEveryFieldHasAVersion(t *testing.T) {
 	}
 }
 
-// The test above sees what it has to: in records, in what they hold, and in kinds of records.
+// fieldsOf finds fields in records, in types inside records, and in kinds with a feature.
 func TestFieldsOf(t *testing.T) {
 	t.Parallel()
 	type inner struct {
@@ -145,7 +147,9 @@ func TestFieldsOf(t *testing.T) {
 	}
 	got := fieldsOf([]reflect.Type{reflect.TypeFor[outer]()})
 	want := map[string]string{
-		"store.outer.newer": "newer", "store.outer.older": "", "store.shared.e": "", "store.outer.map": "", "store.outer.kind": "", "store.outer.whole": "whole", "store.inner.a": "", "store.inner.b": "b", "store.kind.c": "kind",
+		"store.outer.newer": "newer", "store.outer.older": "", "store.shared.e": "", "store.outer.map": "",
+		"store.outer.kind": "", "store.outer.whole": "whole", "store.inner.a": "", "store.inner.b": "b",
+		"store.kind.c":                       "kind",
 		`struct { D string "json:\"d\"" }.d`: "whole",
 	}
 	if !reflect.DeepEqual(got, want) {

@@ -8,49 +8,49 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/ownerless"
 )
 
-// Replicas counts the pods of some controllers.
+// Replicas has sums of pods.
 type Replicas struct {
 	Desired, Ready, Lost int
 }
 
-// Groups of controllers that no value of a label names.
+// The groups that do not stand for one value of the label.
 const (
-	OtherGroups = "other" // those besides the largest
-	NoGroup     = "none"  // those without the label, and all where none is named
+	OtherGroups = "other" // all but the largest groups
+	NoGroup     = "none"  // controllers without the label; all controllers if no label is named
 )
 
-// MaxGroups bounds how many values of a label are told apart.
+// MaxGroups bounds how many groups CountReplicas returns.
 const MaxGroups = 50
 
-// FleetMark tells whether anything may have changed of what CountReplicas and OrphanedRecords read: Consul's indices of the controllers, their
-// statuses, placements, intents and reports. The zero mark is that of no read.
-type FleetMark [5]uint64
+// ReplicasMark shows whether the records of CountReplicas and OrphanedRecords may have changed. It has the indices of
+// controllers, statuses, placements, intents and reports. The zero mark equals no other mark.
+type ReplicasMark [5]uint64
 
-// FleetMark asks for the present mark, in five small answers. Two equal marks say that nothing has changed between them, if they are less than
-// 15 minutes apart (see consul.Client.PrefixIndex).
-func (s *Leader) FleetMark(ctx context.Context) (FleetMark, error) {
-	var mark FleetMark
-	for i, kind := range []Kind{s.keys.RCs, s.keys.Statuses, s.keys.Pods, s.keys.Intents, s.keys.Realities} {
-		index, err := s.c.PrefixIndex(ctx, kind.Key())
+// ReplicasMark reads the present mark. If two marks less than 15 minutes apart are equal, nothing has changed between
+// them (see consul.Client.PrefixIndex).
+func (l *Leader) ReplicasMark(ctx context.Context) (ReplicasMark, error) {
+	var mark ReplicasMark
+	for i, kind := range []Kind{l.keys.RCs, l.keys.Statuses, l.keys.Pods, l.keys.Intents, l.keys.Realities} {
+		index, err := l.c.PrefixIndex(ctx, kind.Key())
 		if err != nil {
-			return FleetMark{}, err
+			return ReplicasMark{}, err
 		}
 		mark[i] = index
 	}
 	return mark, nil
 }
 
-// CountReplicas counts what controllers ask for and what their owners report, by the value of a label; "": all together. Records that cannot be
-// read count for nothing.
-func (s *Leader) CountReplicas(ctx context.Context, label string) (map[string]Replicas, error) {
-	recs, _, err := s.RCs.List(ctx, consul.Default)
+// CountReplicas adds up desired, available and lost pods for each value of a label. If label is "", all controllers are
+// one group. It leaves out unreadable records.
+func (l *Leader) CountReplicas(ctx context.Context, label string) (map[string]Replicas, error) {
+	recs, _, err := l.RCs.List(ctx, consul.Default)
 	if err != nil {
 		return nil, err
 	}
-	statuses, _, err := s.Statuses.List(ctx, consul.Default)
+	statuses, _, err := l.Statuses.List(ctx, consul.Default)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (s *Leader) CountReplicas(ctx context.Context, label string) (map[string]Re
 	return largest(groups, MaxGroups), nil
 }
 
-// largest returns the groups that ask for most, and what the others ask for together.
+// largest sums up the groups with the fewest desired pods.
 func largest(groups map[string]Replicas, most int) map[string]Replicas {
 	if len(groups) <= most {
 		return groups
@@ -97,72 +97,43 @@ func largest(groups map[string]Replicas, most int) map[string]Replicas {
 	return out
 }
 
-// Orphaned is what there is of a controller's pods without their placements.
-type Orphaned struct {
-	Intents, Reports []string // keys; the controller has no record
-	Unplaced         []string // keys of intents; the controller has a record
-	Placed           bool     // the controller has no record, and placements of other pods
-}
-
-// None reports whether there is nothing without its placement.
-func (o *Orphaned) None() bool { return len(o.Intents)+len(o.Reports)+len(o.Unplaced) == 0 }
-
-// OrphanedRecords returns intents and reports of pods that have no placement, by controller; of one that has a record only intents. What others
-// remove at this moment may be among them.
-func (s *Leader) OrphanedRecords(ctx context.Context) (map[string]Orphaned, error) {
-	intents, err := s.c.Keys(ctx, s.keys.Intents.Key())
+// OrphanedRecords returns intents and reports without a placement. If the controller has a record, it returns only
+// intents, because the nodes will remove the reports. The result may include records that are just being removed.
+func (l *Leader) OrphanedRecords(ctx context.Context) ([]ownerless.Finding, error) {
+	intents, err := l.c.Keys(ctx, l.keys.Intents.Key())
 	if err != nil {
 		return nil, err
 	}
-	reports, err := s.c.Keys(ctx, s.keys.Realities.Key())
+	reports, err := l.c.Keys(ctx, l.keys.Realities.Key())
 	if err != nil {
 		return nil, err
 	}
-	placed, err := s.c.Keys(ctx, s.keys.Pods.Key()) // later: what is placed meanwhile is among them
+	// Placements last, so that pods that are placed meanwhile are known.
+	placed, err := l.c.Keys(ctx, l.keys.Pods.Key())
 	if err != nil {
 		return nil, err
 	}
-	ids, err := s.RCs.IDs(ctx)
+	ids, err := l.RCs.IDs(ctx)
 	if err != nil {
 		return nil, err
 	}
-	known, some := map[string]bool{}, map[string]bool{}
-	for _, id := range ids {
-		known[id] = true
-	}
+	known := make(ownerless.Known, len(ids)+len(placed))
+	known.Note(ownerless.Each(ownerless.Controller, ids)...)
 	for _, key := range placed {
-		identity := strings.TrimPrefix(key, s.keys.Pods.Key())
-		rcID, _, _ := strings.Cut(identity, "/")
-		known[identity], some[rcID] = true, true
+		known.Note(ownerless.Record{Of: ownerless.Placement, About: strings.TrimPrefix(key, l.keys.Pods.Key())})
 	}
-	orphaned := map[string]Orphaned{}
-	each := func(keys []string, prefix string, note func(o *Orphaned, key string, living bool)) {
-		for _, key := range keys {
-			_, identity, _ := strings.Cut(strings.TrimPrefix(key, prefix), "/")
-			rcID, replica, found := strings.Cut(identity, "/")
-			if !found || replica == "" || known[identity] || isLocal(rcID) {
-				continue
-			}
-			o := orphaned[rcID]
-			o.Placed = some[rcID] && !known[rcID]
-			if note(&o, key, known[rcID]); !o.None() {
-				orphaned[rcID] = o
-			}
-		}
-	}
-	each(intents, s.keys.Intents.Key(), func(o *Orphaned, key string, living bool) {
-		if living {
-			o.Unplaced = append(o.Unplaced, key)
-		} else {
-			o.Intents = append(o.Intents, key)
-		}
-	})
-	each(reports, s.keys.Realities.Key(), func(o *Orphaned, key string, living bool) {
-		if !living { // else its node is about to remove it
-			o.Reports = append(o.Reports, key)
-		}
-	})
-	return orphaned, nil
+	records := append(l.keys.Intents.about(ownerless.Intent, intents),
+		l.keys.Realities.about(ownerless.Report, reports)...)
+	return ownerless.Scan(ownerless.Controller|ownerless.Placement, known, records), nil
 }
 
-func isLocal(rcID string) bool { return pod.Identity{RCID: rcID}.Local() }
+func (k Kind) about(of ownerless.Facts, keys []string) []ownerless.Record {
+	records := make([]ownerless.Record, 0, len(keys))
+	for _, key := range keys {
+		name, identity, _ := strings.Cut(strings.TrimPrefix(key, k.prefix), "/")
+		if _, replica, _ := strings.Cut(identity, "/"); replica != "" {
+			records = append(records, ownerless.Record{Of: of, Node: name, About: identity, Key: key})
+		}
+	}
+	return records
+}

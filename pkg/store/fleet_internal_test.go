@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -15,16 +16,21 @@ func TestCountReplicas(t *testing.T) {
 	leader := st.Leader("f", st.c.Commit)
 	for id, team := range map[string]string{"a": "blue", "b": "blue", "c": "", "d": "red"} {
 		n := 3
-		r := rc.RC{ID: id, Name: id, ManifestDigest: "m", Generation: 1, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &n}}}
+		r := rc.RC{
+			ID: id, Name: id, ManifestDigest: "m", Generation: 1,
+			ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &n}},
+		}
 		if team != "" {
 			r.Labels = map[string]string{"team": team}
 		}
 		write(t, st, consul.Set(st.keys.RCs.Key(id), asJSON(r)))
 		if id != "d" {
-			write(t, st, consul.Set(st.keys.Statuses.Key(id), asJSON(rc.Status{RCID: id, Desired: 9, Available: 2, Lost: 1})))
+			write(t, st,
+				consul.Set(st.keys.Statuses.Key(id), asJSON(rc.Status{RCID: id, Desired: 9, Available: 2, Lost: 1})))
 		}
 	}
-	write(t, st, consul.Set(st.keys.Statuses.Key("gone"), asJSON(rc.Status{RCID: "gone", Available: 5})), consul.Set(st.keys.RCs.Key("x"), []byte("garbage")))
+	write(t, st, consul.Set(st.keys.Statuses.Key("gone"), asJSON(rc.Status{RCID: "gone", Available: 5})),
+		consul.Set(st.keys.RCs.Key("x"), []byte("garbage")))
 	for label, want := range map[string]map[string]Replicas{
 		"":     {NoGroup: {12, 6, 3}},
 		"team": {"blue": {6, 4, 2}, "red": {3, 0, 0}, NoGroup: {3, 2, 1}},
@@ -35,7 +41,7 @@ func TestCountReplicas(t *testing.T) {
 	}
 }
 
-// However many values a label has, a bounded number of groups comes out of it, and nothing is lost.
+// Even with very many values of a label, the number of groups is bounded, and the sums are complete.
 func TestGroupsAreBounded(t *testing.T) {
 	t.Parallel()
 	groups := map[string]Replicas{}
@@ -43,7 +49,8 @@ func TestGroupsAreBounded(t *testing.T) {
 		groups[fmt.Sprintf("g%02d", i)] = Replicas{Desired: i, Ready: 1, Lost: 1}
 	}
 	got := largest(groups, 10)
-	if len(got) != 10 || got["g99"].Desired != 99 || got["g91"].Desired != 91 || got[OtherGroups] != (Replicas{90 * 91 / 2, 91, 91}) {
+	if len(got) != 10 || got["g99"].Desired != 99 || got["g91"].Desired != 91 ||
+		got[OtherGroups] != (Replicas{90 * 91 / 2, 91, 91}) {
 		t.Errorf("%+v", got)
 	}
 	if got := largest(got, 10); len(got) != 10 || got["g91"].Desired != 91 {
@@ -57,37 +64,49 @@ func TestOrphanedRecords(t *testing.T) {
 	k := st.keys
 	leader := st.Leader("f", st.c.Commit)
 	for _, key := range []string{
-		k.Intents.Below("n1"), k.Intents.Key("n1", "placed/main.0"), k.Intents.Key("n1", "known/main.0"), k.Intents.Key("n1", "lost/main.0"),
-		k.Realities.Key("n2", "lost/main.1"), k.Realities.Key("n2", "known/main.2"), k.Realities.Key("n2", "local-web/main.0"), k.Pods.Key("placed/main.0"), k.RCs.Key("known"),
+		k.Intents.Below("n1"), k.Intents.Key("n1", "placed/main.0"), k.Intents.Key("n1",
+			"known/main.0"), k.Intents.Key("n1", "lost/main.0"),
+		k.Realities.Key("n2", "lost/main.1"), k.Realities.Key("n2", "known/main.2"), k.Realities.Key("n2",
+			"local-web/main.0"), k.Pods.Key("placed/main.0"), k.RCs.Key("known"),
 	} {
 		write(t, st, consul.Set(key, nil))
 	}
-	got, err := leader.OrphanedRecords(t.Context())
-	if o := got["known"]; len(o.Unplaced) != 1 || len(o.Intents)+len(o.Reports) != 0 || o.Unplaced[0] != k.Intents.Key("n1", "known/main.0") {
-		t.Errorf("%+v", got)
+	found, err := leader.OrphanedRecords(t.Context())
+	var got []string
+	for _, f := range found {
+		got = append(got, string(f.Kind.Name)+" "+f.Key)
 	}
-	if o := got["lost"]; err != nil || len(got) != 2 || len(o.Unplaced) != 0 || len(o.Intents) != 1 || len(o.Reports) != 1 || o.Intents[0] != k.Intents.Key("n1", "lost/main.0") || o.Reports[0] != k.Realities.Key("n2", "lost/main.1") {
-		t.Errorf("%+v, %v", got, err)
+	want := []string{
+		"Unplaced " + k.Intents.Key("n1", "known/main.0"),
+		"OrphanedIntent " + k.Intents.Key("n1", "lost/main.0"), "OrphanedReport " +
+			k.Realities.Key("n2", "lost/main.1"),
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 }
 
-// The mark is another one after any change of what the fleet's counts are made of, and after no other.
-func TestFleetMark(t *testing.T) {
+// The mark changes exactly if a record changes that the counts depend on.
+func TestReplicasMark(t *testing.T) {
 	t.Parallel()
 	st, _, _ := nodeSession(t)
 	k := st.keys
 	leader := st.Leader("f", st.c.Commit)
-	mark := func() FleetMark {
+	mark := func() ReplicasMark {
 		t.Helper()
-		m, err := leader.FleetMark(t.Context())
-		if err != nil || m == (FleetMark{}) {
+		m, err := leader.ReplicasMark(t.Context())
+		if err != nil || m == (ReplicasMark{}) {
 			t.Fatal(m, err)
 		}
 		return m
 	}
-	keys := []string{k.RCs.Key("a"), k.Statuses.Key("a"), k.Pods.Key("a/main.0"), k.Intents.Key("n1", "a/main.0"), k.Realities.Key("n1", "a/main.0")}
+	keys := []string{
+		k.RCs.Key("a"), k.Statuses.Key("a"), k.Pods.Key("a/main.0"), k.Intents.Key("n1", "a/main.0"),
+		k.Realities.Key("n1", "a/main.0"),
+	}
 	for _, key := range keys {
-		write(t, st, consul.Set(key, nil), consul.Set(key+"1", nil)) // a kind without records moves with every write to the store
+		// Without any record, a kind's index changes with each write to the store, so each kind needs one that stays.
+		write(t, st, consul.Set(key, nil), consul.Set(key+"1", nil))
 	}
 	last := mark()
 	write(t, st, consul.Set(k.Nodes.Key("n1"), nil), consul.Set(k.Reservations.Key("n1"), nil))

@@ -17,16 +17,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// Gate is the record at gate: no field of a record is written that a later version brought (ADR 28).
+// Gate is the record at gate. Programs write records without fields of versions later than this one (ADR 28).
 type Gate struct {
 	Version string    `json:"version"`
 	By      string    `json:"by"` // the farm that raised it
 	At      time.Time `json:"at"`
 }
 
-// PresentGate reads the gate. Where there is none, or it cannot be read, it is the oldest, at the index that it has.
-func (s *Views) PresentGate(ctx context.Context) (Rec[Gate], error) {
-	rec, err := s.Gate.Get(ctx, consul.Consistent)
+// ReadGate reads the gate. A missing or unreadable gate is the oldest version, at its index.
+func (v *Views) ReadGate(ctx context.Context) (Rec[Gate], error) {
+	rec, err := v.Gate.Get(ctx, consul.Consistent)
 	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
 		err = nil
 	}
@@ -34,13 +34,13 @@ func (s *Views) PresentGate(ctx context.Context) (Rec[Gate], error) {
 	return rec, err
 }
 
-// newGate returns the gate of a cluster without records.
 func newGate(version string) Gate {
 	return Gate{Version: version, By: "the first writer", At: time.Now().UTC().Truncate(time.Second)}
 }
 
-// firstGate returns the gate of a cluster without records: what this program emulates, as nothing is there that others have written. But it
-// may be one that was wiped. Then other daemons live, and Consul's catalog tells what they emulate; where that cannot be read it is the oldest.
+// firstGate returns the gate of a cluster without records. The records may have been wiped while other daemons live, so
+// it reads from Consul's catalog which versions they emulate. If it cannot read the catalog, the gate is the oldest
+// version.
 func (s *db) firstGate(ctx context.Context) Gate {
 	living, err := s.passing(ctx)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *db) firstGate(ctx context.Context) Gate {
 	return newGate(feature.Next(feature.Oldest, append(living, feature.Writer{Emulates: s.guard.own()})))
 }
 
-// passing returns the daemons that pass in Consul's catalog, also those whose records were wiped.
+// passing returns the daemons that pass in Consul's catalog, which has them even after a wipe.
 func (s *db) passing(ctx context.Context) (living []feature.Writer, err error) {
 	for _, kind := range []string{"farm", "preparer"} {
 		metas, err := s.c.Catalog.Passing(ctx, consul.ServiceName(kind), prefixMeta, s.keys.Prefix())
@@ -63,21 +63,23 @@ func (s *db) passing(ctx context.Context) (living []feature.Writer, err error) {
 	return living, nil
 }
 
-// FirstRaise returns what a gate may be raised to at once that nobody has raised since an operator made it with the cluster's first records: what all emulate that live or
-// pass in Consul's catalog. "": it is another one.
-func (s *Leader) FirstRaise(ctx context.Context, gate Rec[Gate]) (string, error) {
-	schema, err := s.Schema.Get(ctx, consul.Consistent)
+// FirstRaise returns the version to which a new gate must be raised at once: the lowest that a living farm or node, or
+// a daemon that passes in the catalog, emulates. A gate is new if an operator made it with the cluster's first records.
+// For any other gate it returns "".
+func (l *Leader) FirstRaise(ctx context.Context, gate Rec[Gate]) (string, error) {
+	schema, err := l.Schema.Get(ctx, consul.Consistent)
 	switch {
-	case errors.Is(err, ErrNotFound), err == nil && schema.Index != gate.Index: // they were not made together, or one has moved
+	// Schema and gate were not made in one transaction, or one has changed since.
+	case errors.Is(err, ErrNotFound), err == nil && schema.Index != gate.Index:
 		return "", nil
 	case err != nil:
 		return "", err
 	}
-	living, err := s.Writers(ctx)
+	living, err := l.Writers(ctx)
 	if err != nil {
 		return "", err
 	}
-	passing, err := s.passing(ctx)
+	passing, err := l.passing(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -87,33 +89,35 @@ func (s *Leader) FirstRaise(ctx context.Context, gate Rec[Gate]) (string, error)
 	return "", nil
 }
 
-// raiseGate returns what makes the gate a version, if it is as it was read.
 func (s *db) raiseGate(rec Rec[Gate], to, farmID string) []consul.Op {
 	next := Gate{Version: to, By: farmID, At: time.Now().UTC().Truncate(time.Second)}
-	line := "gate: " + rec.Value.Version + " -> " + to + ", as all farms and nodes that live write records of that version"
-	return []consul.Op{cas(s.keys.Gate.Key(), next, rec.Index), s.audit(NewAudit(farmID, "raise-gate", "", []string{line}))}
+	line := "gate: " + rec.Value.Version + " -> " + to +
+		", as all farms and nodes that live write records of that version"
+	return []consul.Op{
+		cas(s.keys.Gate.Key(), next, rec.Index),
+		s.audit(NewAudit(farmID, "raise-gate", "", []string{line})),
+	}
 }
 
-// Writers are the farms and nodes that count as living: who holds the gate back, and whom it holds back. A node that nobody holds counts until
-// nothing is left there and its machine is gone: pods of one that is only cut off run on, and its preparer comes back to them. A record that
-// cannot be read counts as the oldest.
-func (s *Agents) Writers(ctx context.Context) ([]feature.Writer, error) {
-	farms, err := s.c.List(ctx, s.keys.Farms.Key(), consul.Default)
+// Writers returns the living farms and nodes, which hold the gate back. A node without a preparer holds it back until
+// it has no pods left and its machine is gone: if it is only cut off, its pods run on and its preparer will come back.
+// The writer of an unreadable record is taken to emulate the oldest version.
+func (a *Agents) Writers(ctx context.Context) ([]feature.Writer, error) {
+	farms, err := a.c.List(ctx, a.keys.Farms.Key(), consul.Default)
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := s.c.List(ctx, s.keys.Nodes.Key(), consul.Default)
+	nodes, err := a.c.List(ctx, a.keys.Nodes.Key(), consul.Default)
 	if err != nil {
 		return nil, err
 	}
-	gone, err := s.goneOf(ctx, freeAndOld(nodes))
+	gone, err := a.goneOf(ctx, freeAndOld(nodes))
 	if err != nil {
 		return nil, err
 	}
 	return writersOf(farms, nodes, gone), nil
 }
 
-// freeAndOld returns the machines of the nodes that nobody holds and that hold the gate back, by node. That of a node which does not say is none.
 func freeAndOld(nodes []consul.Pair) map[string]string {
 	free := map[string]string{}
 	for _, p := range nodes {
@@ -128,13 +132,13 @@ func freeAndOld(nodes []consul.Pair) map[string]string {
 	return free
 }
 
-// goneOf returns which nodes, of those given with their machines, have nothing left, and are on machines that have failed, left, or are not known.
-func (s *Agents) goneOf(ctx context.Context, free map[string]string) (map[string]bool, error) {
+// goneOf returns the nodes without pods whose machine has failed, left, or is not known. free has the machines.
+func (a *Agents) goneOf(ctx context.Context, free map[string]string) (map[string]bool, error) {
 	gone := map[string]bool{}
 	if len(free) == 0 {
 		return gone, nil
 	}
-	left, err := s.LeftOn(ctx, slices.Collect(maps.Keys(free)))
+	left, err := a.LeftOn(ctx, slices.Collect(maps.Keys(free)))
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +146,7 @@ func (s *Agents) goneOf(ctx context.Context, free map[string]string) (map[string
 		if !l.None() {
 			continue
 		}
-		if gone[name], err = s.AgentGone(ctx, free[name]); err != nil {
+		if gone[name], err = a.AgentGone(ctx, free[name]); err != nil {
 			return nil, err
 		}
 	}
@@ -167,45 +171,45 @@ func writersOf(farms, nodes []consul.Pair, gone map[string]bool) []feature.Write
 	return living
 }
 
-// Writer returns a farm as one who writes records.
+// Writer returns a farm as a writer of records.
 func (m *Member) Writer(id string) feature.Writer {
 	return feature.Writer{Kind: "farm", Name: id, Version: m.Version, Emulates: m.EmulationVersion}
 }
 
-// NodeWriter returns a node as one who writes records.
+// NodeWriter returns a node as a writer of records.
 func NodeWriter(name string, n *node.Node) feature.Writer {
 	return feature.Writer{Kind: "node", Name: name, Version: n.Version, Emulates: n.EmulationVersion}
 }
 
-// guard makes every transaction depend on the gate, and keeps back what that does not allow. It knows the gate as it was when it last had to
-// read it: whatever depends on another one is refused by Consul, and the guard reads again.
+// guard makes every transaction depend on the gate, and refuses fields that the gate forbids. If the gate has changed
+// since it was read last, Consul refuses the transaction, and the guard reads the gate again.
 type guard struct {
 	db     *db
-	behind chan struct{} // closed when the gate was found above what this program emulates
+	behind chan struct{} // closed when the gate is above the version that this program emulates
 
 	mu       sync.Mutex
 	emulates string
 	known    bool
 	gate     Rec[Gate]
 	read     time.Time
-	silent   bool // the token may not ask whether there is no gate
+	silent   bool // the token is not allowed to use the condition that there is no gate
 }
 
-// silentFor is for how long there is taken to be no gate by who may not have its transactions depend on that.
+// silentFor is how long a silent guard assumes that there is no gate.
 const silentFor = 10 * time.Second
 
 func newGuard(d *db) *guard {
 	return &guard{db: d, behind: make(chan struct{}), emulates: feature.Known.Newest()}
 }
 
-// present returns the gate, as last read, and how transactions depend on it.
+// present returns the gate as last read, and silent. Its error is of the read, or of allows.
 func (g *guard) present(ctx context.Context) (gate Rec[Gate], silent bool, err error) {
 	g.mu.Lock()
 	gate, silent = g.gate, g.silent
 	known := g.fresh()
 	g.mu.Unlock()
 	if !known {
-		if gate, err = (&Views{g.db}).PresentGate(ctx); err != nil {
+		if gate, err = (&Views{g.db}).ReadGate(ctx); err != nil {
 			return gate, silent, err
 		}
 		g.mu.Lock()
@@ -215,15 +219,15 @@ func (g *guard) present(ctx context.Context) (gate Rec[Gate], silent bool, err e
 	return gate, silent, g.allows(gate.Value.Version)
 }
 
-// last returns the gate as last read, if it was.
+// last returns the gate's version as last read. known is false if it was not read yet.
 func (g *guard) last() (version string, known bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.gate.Value.Version, g.gate.Value.Version != ""
 }
 
-// allowed returns a record without what the gate does not allow, as far as it is known. What is said of itself by who writes it is left out
-// so, in place of being refused.
+// allowed returns a record without the fields that the gate forbids, as far as the gate is known. It is for records
+// that daemons compute themselves, such as realities. For other records, the guard refuses the transaction.
 func allowed[T any](g *guard, record *T) *T {
 	version, known := g.last()
 	if record == nil || !known || feature.NeedOf(record).Allowed(version) {
@@ -234,12 +238,13 @@ func allowed[T any](g *guard, record *T) *T {
 	return &less
 }
 
-// fresh reports whether the gate as it is known is to be used. Where nothing depends on it nothing tells that it has moved.
+// fresh reports whether the known gate can be used. If transactions do not depend on the gate (see silent), no refusal
+// shows that it has changed.
 func (g *guard) fresh() bool {
 	return g.known && (!g.silent || g.gate.Index != 0 || time.Since(g.read) < silentFor)
 }
 
-// allows returns *feature.BehindError where this program is too old for a gate, which is read again the next time.
+// allows returns *feature.BehindError if this program is too old for a gate. The next transaction reads it again.
 func (g *guard) allows(version string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -272,7 +277,7 @@ func (g *guard) Condition(ctx context.Context, ops []consul.Op) (consul.Op, bool
 	return consul.CheckIndex(key, gate.Index), true, nil
 }
 
-// presentFor is present for who needs something. A gate that does not allow it may have been raised.
+// presentFor is present. If the gate forbids the feature, presentFor reads it again, because it may have been raised.
 func (g *guard) presentFor(ctx context.Context, need feature.Need) (gate Rec[Gate], silent bool, err error) {
 	if gate, silent, err = g.present(ctx); err == nil && !need.Allowed(gate.Value.Version) {
 		g.forget()
@@ -281,17 +286,17 @@ func (g *guard) presentFor(ctx context.Context, need feature.Need) (gate Rec[Gat
 	return gate, silent, err
 }
 
-// leavesOut reports whether what a record needs must be left out of it, because the gate does not allow it.
+// leavesOut reports whether a record needs what the gate forbids, and must be written without it.
 func (g *guard) leavesOut(ctx context.Context, record any) bool {
 	need := feature.NeedOf(record)
 	gate, _, err := g.presentFor(ctx, need)
 	return err == nil && !need.Allowed(gate.Value.Version)
 }
 
-// newest returns the newest of what operations need.
 func newest(ops []consul.Op) (most feature.Need) {
 	for i := range ops {
-		if need, ok := ops[i].Need().(feature.Need); ok && !need.Zero() && (most.Zero() || feature.After(need.Since, most.Since)) {
+		if need, ok := ops[i].Need().(feature.Need); ok && !need.Zero() &&
+			(most.Zero() || feature.After(need.Since, most.Since)) {
 			most = need
 		}
 	}
@@ -304,7 +309,7 @@ func (g *guard) forget() {
 	g.known = false
 }
 
-// asUnsent is an error of reading the gate as one of the transaction that needs it: where another try may mend it, it was not sent yet.
+// asUnsent marks an error about the gate as one of an unsent transaction, unless another try cannot help.
 func asUnsent(err error) error {
 	if _, behind := errors.AsType[*feature.BehindError](err); behind || errors.Is(err, ErrFiltered) {
 		return err
@@ -312,16 +317,16 @@ func asUnsent(err error) error {
 	return consul.Unsent(err)
 }
 
-// closed says who holds back what somebody needs, as far as that can be read.
 func (g *guard) closed(ctx context.Context, need feature.Need, gate string) error {
 	living, err := (&Agents{g.db}).Writers(ctx)
 	if err != nil {
-		living = nil // it is refused all the same
+		living = nil // The transaction is refused even without these names.
 	}
 	return &feature.ClosedError{Need: need, Gate: gate, Behind: feature.Below(need.Since, living)}
 }
 
-// Refused implements consul.Guard. That a key is missing is something that only who may write it is told.
+// Refused implements consul.Guard. Consul checks that a key is missing only for a token that may write the key. So
+// without a gate, a denied permission sets silent.
 func (g *guard) Refused(f consul.Failure) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -329,14 +334,15 @@ func (g *guard) Refused(f consul.Failure) {
 	g.silent = g.silent || g.gate.Index == 0 && f.Denied()
 }
 
-// Emulate has this program write no records of a later version, and none where the gate is above it. It is for before the first write.
+// Emulate limits what this program writes to records of a version or earlier. Above that gate it writes nothing. Call
+// it before the first write.
 func (s *Store) Emulate(version string) {
 	s.guard.mu.Lock()
 	defer s.guard.mu.Unlock()
 	s.guard.emulates = version
 }
 
-// Emulates returns what Emulate said, or the newest version that this program knows.
+// Emulates returns the emulated version; by default the newest one.
 func (s *Store) Emulates() string { return s.guard.own() }
 
 func (g *guard) own() string {
@@ -345,8 +351,8 @@ func (g *guard) own() string {
 	return g.emulates
 }
 
-// UntilBehind returns *feature.BehindError as soon as a write of this program was kept back because it is too old for the gate, or the
-// context's cause.
+// UntilBehind waits until a write is refused because this program is too old for the gate, and returns
+// *feature.BehindError. It returns the context's cause if the context ends first.
 func (s *Store) UntilBehind(ctx context.Context) error {
 	select {
 	case <-s.guard.behind:

@@ -20,7 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// beside returns the store of another program on the same records.
+// beside returns the store of another program, which emulates a version.
 func (s *Store) beside(t *testing.T, emulates string) *Store {
 	t.Helper()
 	client, err := consul.New(consul.Config{Address: consultest.Shared(t).Addr})
@@ -33,10 +33,9 @@ func (s *Store) beside(t *testing.T, emulates string) *Store {
 	return other
 }
 
-// raise makes the gate a version.
 func (s *Store) raise(t *testing.T, to string) {
 	t.Helper()
-	rec, err := s.PresentGate(t.Context())
+	rec, err := s.ReadGate(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,15 +50,17 @@ func TestGate(t *testing.T) {
 	t.Parallel()
 	st := empty(t).beside(t, "0.3.0")
 	key := func(name string) string { return st.keys.Prefix() + name }
-	if gate, err := st.PresentGate(t.Context()); err != nil || gate.Value.Version != feature.Oldest || gate.Index != 0 {
+	if gate, err := st.ReadGate(t.Context()); err != nil || gate.Value.Version != feature.Oldest || gate.Index != 0 {
 		t.Fatalf("%+v, %v", gate, err)
 	}
 	write(t, st, consul.Set(key("a"), nil).Needs(feature.Need{}))
 	closed := func(version, gate string) {
 		t.Helper()
-		_, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(key("b"), nil), consul.Set(key("c"), nil).Needs(needs(version))})
+		_, err := st.c.Commit(t.Context(),
+			[]consul.Op{consul.Set(key("b"), nil), consul.Set(key("c"), nil).Needs(needs(version))})
 		refused, is := errors.AsType[*feature.ClosedError](err)
-		if !is || refused.Gate != gate || refused.Field != "spread" || errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) {
+		if !is || refused.Gate != gate || refused.Field != "spread" || errors.Is(err, ErrUnknown) ||
+			errors.Is(err, ErrRefused) {
 			t.Errorf("what needs %s under %s: %v", version, gate, err)
 		}
 		if there, err := st.exists(t.Context(), key("b")); there || err != nil {
@@ -70,7 +71,7 @@ func TestGate(t *testing.T) {
 	st.raise(t, "0.2.0")
 	write(t, st, consul.Set(key("c"), nil).Needs(needs("0.2.0")))
 	closed("0.3.0", "0.2.0")
-	gate, err := st.PresentGate(t.Context())
+	gate, err := st.ReadGate(t.Context())
 	if err != nil || gate.Value.Version != "0.2.0" || gate.Value.By != "f1" || time.Since(gate.Value.At) > time.Minute {
 		t.Errorf("%+v, %v", gate, err)
 	}
@@ -84,8 +85,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// Whoever knows the gate as it was is refused by Consul as soon as it is too old, and finds out; who is not goes on without a notice. A gate of
-// the past closes what it does not allow.
+// If the gate is raised above a program's version, Consul refuses the program's next write, and the program finds out
+// why. Newer programs continue to write. If the gate goes back, it forbids newer features again.
 func TestGateMovesUnderWriters(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -106,12 +107,13 @@ func TestGateMovesUnderWriters(t *testing.T) {
 	newer.raise(t, "0.2.0")
 	for range 2 {
 		_, err := older.c.Commit(t.Context(), []consul.Op{consul.CAS(key, []byte("old"), before.ModifyIndex)})
-		if e, is := errors.AsType[*feature.BehindError](err); !is || e.Emulates != "0.1.0" || e.Gate != "0.2.0" || errors.Is(err, ErrUnknown) {
+		if e, is := errors.AsType[*feature.BehindError](err); !is || e.Emulates != "0.1.0" || e.Gate != "0.2.0" ||
+			errors.Is(err, ErrUnknown) {
 			t.Errorf("%v", err)
 		}
 	}
 	if _, is := errors.AsType[*feature.BehindError](older.UntilBehind(t.Context())); !is {
-		t.Error("nobody is told")
+		t.Error("no alert")
 	}
 	write(t, newer, consul.CAS(key, []byte("new"), before.ModifyIndex).Needs(needs("0.2.0")))
 	write(t, newer, consul.Delete(st.keys.Gate.Key()))
@@ -149,12 +151,18 @@ func TestWriters(t *testing.T) {
 		}
 		id := pod.Identity{RCID: NewID(), Role: "main"}
 		put(st.keys.Reservations.Key(name+"claim"), fmt.Sprintf(`{"holders":{%q:{}}}`, id.String()))
-		put(st.keys.Pods.Key(id.String()), string(asJSON(pod.Placement{Identity: id, Node: name + "placed", PodID: "p", Digest: hexOf("x"), Revision: 1, RunState: pod.Running, Ghosts: []pod.Ghost{{Node: name + "ghost"}}})))
+		put(st.keys.Pods.Key(id.String()),
+			string(
+				asJSON(pod.Placement{
+					Identity: id, Node: name + "placed", PodID: "p", Digest: hexOf("x"), Revision: 1,
+					RunState: pod.Running, Ghosts: []pod.Ghost{{Node: name + "ghost"}},
+				})))
 		put(st.keys.Intents.Key(name+"intent", id.String()), `{}`)
 		put(st.keys.Realities.Key(name+"report", id.String()), `{"state":"running"}`)
 	}
 	put(st.keys.Nodes.Key("broken"), `{`)
-	put(st.keys.Nodes.Key("newest"), fmt.Sprintf(`{"name":"newest","emulation_version":%q,"consul_node":"no-such-agent"}`, feature.Known.Newest()))
+	put(st.keys.Nodes.Key("newest"),
+		fmt.Sprintf(`{"name":"newest","emulation_version":%q,"consul_node":"no-such-agent"}`, feature.Known.Newest()))
 	living, err := st.Writers(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +185,6 @@ func TestWriters(t *testing.T) {
 	}
 }
 
-// failedAgent returns the name of a machine whose agent has failed, as far as the catalog says.
 func (s *Store) failedAgent(t *testing.T) string {
 	t.Helper()
 	client, err := api.NewClient(&api.Config{Address: consultest.Shared(t).Addr})
@@ -186,7 +193,10 @@ func (s *Store) failedAgent(t *testing.T) string {
 	}
 	name := "failed-" + NewID()
 	_, err = client.Catalog().Register(&api.CatalogRegistration{
-		Node: name, Address: "127.0.0.9", Check: &api.AgentCheck{Node: name, CheckID: "serfHealth", Name: "serfHealth", Status: api.HealthCritical},
+		Node: name, Address: "127.0.0.9", Check: &api.AgentCheck{
+			Node: name, CheckID: "serfHealth", Name: "serfHealth",
+			Status: api.HealthCritical,
+		},
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -195,8 +205,8 @@ func (s *Store) failedAgent(t *testing.T) string {
 	return name
 }
 
-// What may not be written is refused with who holds the gate back: farms and nodes say themselves what they emulate.
-func TestClosedNamesWhoHoldsItBack(t *testing.T) {
+// The error names the farms and nodes that hold the gate back, with the versions in their records.
+func TestClosedErrorNamesTheWritersThatHoldTheGateBack(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
 	st.Emulate("0.1.0")
@@ -204,19 +214,23 @@ func TestClosedNamesWhoHoldsItBack(t *testing.T) {
 		if err := st.FarmSession(sess, "f1").Join(t.Context(), Member{Version: "0.2.0"}); err != nil {
 			t.Fatal(err)
 		}
-		if err := st.NodeSession(sess, "n1").AcquireNode(t.Context(), node.Node{Name: "n1", Version: "0.1.0"}, false); err != nil {
+		if err := st.NodeSession(sess, "n1").AcquireNode(t.Context(), node.Node{Name: "n1", Version: "0.1.0"},
+			false); err != nil {
 			t.Fatal(err)
 		}
 		newer := st.beside(t, "0.2.0")
 		_, err := newer.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Prefix()+"a", nil).Needs(needs("0.2.0"))})
-		if err == nil || !strings.Contains(err.Error(), "held back by farm f1 (version 0.2.0, emulates 0.1.0), node n1 (version 0.1.0): upgrade that") {
+		if err == nil ||
+			!strings.Contains(err.Error(), "held back by farm f1 (version 0.2.0, emulates 0.1.0), node n1 (version "+
+				"0.1.0): upgrade that") {
 			t.Error(err)
 		}
 	})
 }
 
-// A farm that the gate is above is no member, and is none again where it was one: the record is a lock, taken by a transaction that bears the gate. What it and
-// other locks hold says nothing of what it needs, so that it must need nothing.
+// A farm below the gate cannot write its member record, because the transaction that takes the lock depends on the
+// gate. A lock's operation does not show which features its value needs, so such values must not have fields with
+// features.
 func TestMembersHoldTheGate(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -243,13 +257,15 @@ func TestMembersHoldTheGate(t *testing.T) {
 	for _, of := range []reflect.Type{reflect.TypeFor[Member](), reflect.TypeFor[lockValue]()} {
 		for f := range of.Fields() {
 			if f.Tag.Get(feature.Tag) != "" || f.Type.Kind() != reflect.String {
-				t.Errorf("%s.%s: Locks.Acquire asks nobody whether it may be written; leave it out in Join, as AcquireNode does", of, f.Name)
+				t.Errorf("%s.%s: Locks.Acquire asks nobody whether it may be written; leave it out in Join, as "+
+					"AcquireNode does", of, f.Name)
 			}
 		}
 	}
 }
 
-// A token that may only read the gate finds out about the first one after a while, and depends on it from then on.
+// If a token may only read the gate, the program reads it again after silentFor. Its transactions depend on a gate that
+// exists.
 func TestSilentGuard(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -291,7 +307,8 @@ func TestSilentGuard(t *testing.T) {
 	})
 }
 
-// The first writer of a cluster makes its gate: as new as it is itself, but no newer than what lives there, as after a wipe.
+// A cluster's first writer makes the gate with the version that it emulates, or, for example after a wipe, with an
+// earlier version of living daemons.
 func TestFirstGate(t *testing.T) {
 	t.Parallel()
 	first := func(st *Store) string {
@@ -299,7 +316,7 @@ func TestFirstGate(t *testing.T) {
 		if _, err := st.EnsureSchema(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		gate, err := st.PresentGate(t.Context())
+		gate, err := st.ReadGate(t.Context())
 		if err != nil || gate.Index == 0 {
 			t.Fatalf("%+v, %v", gate, err)
 		}
@@ -313,7 +330,7 @@ func TestFirstGate(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	role := func(ctx context.Context, _ *consul.Session) error {
-		consultest.Eventually(t, time.Minute, func() error { // until the check passes
+		consultest.Eventually(t, time.Minute, func() error { // wait until the check passes
 			metas, err := newer.c.Catalog.Passing(ctx, consul.ServiceName("farm"), prefixMeta, st.keys.Prefix())
 			if err == nil && len(metas) == 0 {
 				err = errors.New("not there")
@@ -326,7 +343,10 @@ func TestFirstGate(t *testing.T) {
 		cancel()
 		return context.Cause(ctx)
 	}
-	session := consul.SessionConfig{Kind: "farm", Name: "f1", TTL: time.Minute, Journal: noJournal{}, Meta: older.FarmMeta()}
+	session := consul.SessionConfig{
+		Kind: "farm", Name: "f1", TTL: time.Minute, Journal: noJournal{},
+		Meta: older.FarmMeta(),
+	}
 	if err := st.c.RunSession(ctx, session, role); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
@@ -335,8 +355,8 @@ func TestFirstGate(t *testing.T) {
 	}
 }
 
-// An operator who is newer than the daemons makes the first records, and no gate that they are behind: a daemon of an older version goes on from there. The
-// leader raises it at once to what all emulate, unless somebody has moved it.
+// If an operator with a newer program makes the first records, the gate is the oldest version, so that its daemons can
+// write. The leader then raises it at once to the version that all daemons emulate, unless it was changed meanwhile.
 func TestAnOperatorMakesTheOldestGate(t *testing.T) {
 	t.Parallel()
 	st := empty(t).beside(t, "9.0.0")
@@ -345,14 +365,14 @@ func TestAnOperatorMakesTheOldestGate(t *testing.T) {
 	}
 	older := st.beside(t, "0.2.0")
 	write(t, older, consul.Set(st.keys.Farms.Key("f1"), []byte(`{"id":"f1","emulation_version":"0.2.0"}`)))
-	gate, err := older.PresentGate(t.Context())
+	gate, err := older.ReadGate(t.Context())
 	if err != nil || gate.Index == 0 || gate.Value.Version != feature.Oldest {
 		t.Fatalf("%+v, %v", gate, err)
 	}
 	leader := older.Leader("f1", older.c.Commit)
 	first := func(want string) {
 		t.Helper()
-		gate, err := leader.PresentGate(t.Context())
+		gate, err := leader.ReadGate(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -362,13 +382,13 @@ func TestAnOperatorMakesTheOldestGate(t *testing.T) {
 	}
 	first("0.2.0")
 	write(t, older, consul.Set(st.keys.Nodes.Key("n1"), []byte(`{"name":"n1"}`)))
-	first("") // a node from before the gate
+	first("") // the node's program is older than the gate
 	write(t, older, consul.Delete(st.keys.Nodes.Key("n1")))
 	write(t, older, older.raiseGate(gate, "0.1.0", "f1")...)
 	first("")
 }
 
-// A farm says which nodes it could not tell as soon as the gate allows that, and is heard before, too.
+// A farm reports the nodes to which it could not push if the gate allows it, and else only that it lives.
 func TestUntoldNodesWaitForTheGate(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -378,7 +398,8 @@ func TestUntoldNodesWaitForTheGate(t *testing.T) {
 		}
 		said := func() *Untold {
 			t.Helper()
-			if err := st.FarmHeard(ctx, farm.sess, "f1", time.Second, Untold{Count: 1, Nodes: []UntoldNode{{Node: "n1"}}}, true); err != nil {
+			if err := st.FarmHeard(ctx, farm.sess, "f1", time.Second,
+				Untold{Count: 1, Nodes: []UntoldNode{{Node: "n1"}}}, true); err != nil {
 				t.Fatal(err)
 			}
 			farms, _, err := st.HeardOf(ctx)
@@ -391,34 +412,37 @@ func TestUntoldNodesWaitForTheGate(t *testing.T) {
 			t.Errorf("without a gate it says %+v", u)
 		}
 		st.raise(t, feature.Known.Named("push").Since)
-		_ = said() // Consul refuses it under the gate as it was, and the farm reads that
+		_ = said() // Consul refuses the write because the gate has changed, and the farm reads the gate again
 		if u := said(); u == nil || u.Count != 1 {
 			t.Errorf("it says %+v", u)
 		}
 	})
 }
 
-// A farm believes of a report what the gate allows: what it does because of the rest it could not write down, and
-// would do again and again.
-func TestReportsSayWhatTheGateAllows(t *testing.T) {
+// A farm ignores fields that the gate forbids: if it acted on them, it could not write the result, and would act again
+// and again.
+func TestReportsHaveOnlyWhatTheGateAllows(t *testing.T) {
 	t.Parallel()
 	st := empty(t).FarmSession(&consul.Session{}, "f1")
 	w := reports(1)[0]
-	w.Reality.State, w.Reality.Available, w.Reality.Hopeless, w.Reality.NeverAvailable = pod.StateFailed, false, true, true
+	w.Reality.State, w.Reality.Available, w.Reality.Hopeless, w.Reality.NeverAvailable = pod.StateFailed, false, true,
+		true
 	at := At{Identity: w.Reality.Identity, Node: "n1"}
 	read := func(gate string) pod.Reality {
 		t.Helper()
-		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Gate.Key(), asJSON(newGate(gate)))}); err != nil {
+		if _, err := st.c.Commit(t.Context(),
+			[]consul.Op{consul.Set(st.keys.Gate.Key(), asJSON(newGate(gate)))}); err != nil {
 			t.Fatal(err)
 		}
 		st.guard.forget()
 		if _, _, err := st.guard.present(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Realities.At(at), asJSON(w.Reality))}); err != nil { // by a node that lies
+		if _, err := st.c.Commit(t.Context(),
+			[]consul.Op{consul.Set(st.keys.Realities.At(at), asJSON(w.Reality))}); err != nil {
 			t.Fatal(err)
 		}
-		d, err := st.ReadDetails(t.Context(), Wanted{Realities: []At{at}}, true)
+		d, err := st.ReadDetails(t.Context(), Wanted{Realities: []At{at}}, Consistent)
 		if err != nil || d.Reports[at].Reality == nil {
 			t.Fatal(d.Reports, err)
 		}

@@ -10,62 +10,54 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Gone is the record at gone: since when nobody holds the records of some nodes.
+// Gone is the record at gone: how long leaders have seen nodes dead.
 type Gone struct {
 	_     struct{}         `feature:"forget-nodes"`
 	Nodes map[string]Death `json:"nodes,omitempty"` // by name
 }
 
-// Death is one time that a node's preparer has gone away.
+// Death is one death of a node.
 type Death struct {
-	Index uint64    `json:"index"` // of the node's record since: another one is another death
-	Since time.Time `json:"since"` // when a leader saw it first, by its clock; for people
-	// SeenMS is for how long leaders have seen it gone, all together, each by the clock that nobody sets, in milliseconds.
+	Index uint64    `json:"index"` // of the node's record after this death; another index means another death
+	Since time.Time `json:"since"` // when a leader first saw the death, by the leader's clock; only for people
+	// SeenMS is how long all leaders together have seen the node dead, in milliseconds of their monotonic clocks.
 	SeenMS int64 `json:"seen_ms,omitempty"`
 }
 
-// Seen is for how long leaders have seen the node gone.
+// Seen is SeenMS.
 func (d Death) Seen() time.Duration { return time.Duration(d.SeenMS) * time.Millisecond }
 
-// ReadGone reads since when nodes are gone. A record that is missing or cannot be read is an empty one.
-func (s *Leader) ReadGone(ctx context.Context) (Rec[Gone], error) {
-	rec, err := s.Gone.Get(ctx, consul.Consistent)
-	switch {
-	case IsCorrupt(err):
-		return Rec[Gone]{Index: rec.Index}, nil
-	case errors.Is(err, ErrNotFound):
-		return rec, nil
-	default:
-		return rec, err
-	}
+// ReadGone reads the dead nodes. A missing or unreadable record is empty.
+func (l *Leader) ReadGone(ctx context.Context) (Rec[Gone], error) {
+	return l.Gone.present(ctx)
 }
 
-// WriteGone writes that, if it is as it was read; the key goes where no node is gone. It returns ErrConflict when it is not.
-func (s *Leader) WriteGone(ctx context.Context, rec Rec[Gone]) error {
+// WriteGone returns ErrConflict if the record has changed. Without dead nodes it deletes the key.
+func (l *Leader) WriteGone(ctx context.Context, rec Rec[Gone]) error {
 	next := &rec.Value
 	if len(next.Nodes) == 0 {
 		next = nil
 	}
-	_, err := s.fenced(ctx, []consul.Op{replaceOp(s.keys.Gone.Key(), next, rec.Index)})
-	return conflictOn(err, s.keys.Gone.Key())
+	return l.write(ctx, l.keys.Gone.Key(), replaceOp(l.keys.Gone.Key(), next, rec.Index))
 }
 
-// LeftOn is what there is in the store of a node's pods.
+// LeftOn counts what the store still has about a node's pods.
 type LeftOn struct {
 	Reservation uint64 // index of the record; zero: there is none
 	Claims      int
-	Copies      int // placed there, or left there
+	Copies      int // pods that are placed on the node, and ghosts on the node
 	Intents     int
 	Reports     int   // of pods that have not stopped
-	Unreadable  error // something that may be about the node cannot be read
+	Unreadable  error // a record that may be about the node cannot be read
 }
 
-// None reports whether there is nothing: no pod that may run there.
+// None reports whether the store knows no pod that may run on the node.
 func (l *LeftOn) None() bool {
 	return l.Copies+l.Claims+l.Intents+l.Reports == 0 && l.Unreadable == nil
 }
 
-// LeftOn reads what there is of the pods of some nodes: what is reserved first, so that a pod that is placed there meanwhile changes that.
+// LeftOn reads what the store has about nodes' pods. It reads reservations first, because placing a pod changes its
+// node's reservation.
 func (s *db) LeftOn(ctx context.Context, names []string) (map[string]LeftOn, error) {
 	found, err := s.c.GetMany(ctx, s.keys.Reservations.Keys(names), consul.Consistent)
 	if err != nil {
@@ -95,7 +87,6 @@ func (s *db) LeftOn(ctx context.Context, names []string) (map[string]LeftOn, err
 	return left, nil
 }
 
-// countBelow counts a node's intents and reports.
 func (s *db) countBelow(ctx context.Context, name string, l *LeftOn) error {
 	intents, reports := s.keys.Intents.Below(name), s.keys.Realities.Below(name)
 	_, below, err := s.c.Read(ctx, consul.Reading{Prefixes: []string{intents, reports}}, consul.Consistent)
@@ -114,13 +105,8 @@ func (s *db) countBelow(ctx context.Context, name string, l *LeftOn) error {
 	return nil
 }
 
-// AgentGone reports whether a machine's Consul agent has failed or left, or is not known.
-func (s *Leader) AgentGone(ctx context.Context, consulNode string) (bool, error) {
-	return s.c.Catalog.AgentGone(ctx, consulNode)
-}
-
-// RemoveNode removes what Operator.RemoveNode does, in the name of the leader. What is refused, or of unknown outcome, the next look finds again.
-func (s *Leader) RemoveNode(ctx context.Context, r NodeRemoval) error {
-	_, err := s.fenced(ctx, append(s.removeNodeOps(r), s.audit(r.Audit)))
+// RemoveNode is Operator.RemoveNode. If it failed, the next look finds the node again.
+func (l *Leader) RemoveNode(ctx context.Context, r NodeRemoval) error {
+	_, err := l.fenced(ctx, append(l.removeNodeOps(r), l.audit(r.Audit)))
 	return err
 }

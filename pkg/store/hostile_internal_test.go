@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// spell puts text at a key, as the bearer of a token does who uses none of our programs.
+// spell writes text as an attacker with a token could.
 func spell(t *testing.T, st *Store, key, text string) {
 	t.Helper()
 	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(key, []byte(text))}); err != nil {
@@ -20,25 +20,24 @@ func spell(t *testing.T, st *Store, key, text string) {
 	}
 }
 
-// asJSON returns a record as JSON, whatever it says.
 func asJSON(v any) []byte {
 	data, err := encode(v)
 	if err != nil {
-		panic(err) // of a record that a test has made
+		panic(err) // the record is made by a test
 	}
 	return data
 }
 
-// hexOf returns the digest of a text.
 func hexOf(text string) string { return manifest.Digest([]byte(text)) }
 
-// page is one page of orphans as JSON.
 func page(n int, orphans ...string) string {
-	return fmt.Sprintf(`{"node":"n1","page":%d,"edition":"e","nonce":"n0","orphans":[%s]}`, n, strings.Join(orphans, ","))
+	return fmt.Sprintf(`{"node":"n1","page":%d,"edition":"e","nonce":"n0","orphans":[%s]}`, n,
+		strings.Join(orphans, ","))
 }
 
-// Whatever a node's record says of its pages, reading them costs no more than what is there, and never ends the reader.
-func TestWhatARecordSaysOfItsPagesIsNotBelieved(t *testing.T) {
+// With wrong numbers in a node's record about its pages, a reader gets an error, reads no more than exists, and does
+// not panic.
+func TestARecordIsNotTrustedAboutItsPages(t *testing.T) {
 	t.Parallel()
 	st, _, _ := nodeSession(t)
 	spell(t, st, st.keys.OrphanPages.Key("n1", "0"), page(0))
@@ -47,18 +46,19 @@ func TestWhatARecordSaysOfItsPagesIsNotBelieved(t *testing.T) {
 		"a negative number of pages":   `{"edition":"e","count":-1,"orphans":1}`,
 		"very many orphans":            `{"edition":"e","count":1,"orphans":2000000000}`,
 		"very many pages":              `{"edition":"e","count":2000000000,"orphans":1}`,
-		"the most that there can be":   fmt.Sprintf(`{"edition":"e","count":%d,"orphans":%d}`, math.MaxInt64, math.MaxInt64),
+		"the most that there can be": fmt.Sprintf(`{"edition":"e","count":%d,"orphans":%d}`,
+			math.MaxInt64, math.MaxInt64),
 	} {
 		spell(t, st, st.keys.Nodes.Key("n1"), `{"name":"n1","capacity":{"slots":1},"orphan_pages":`+said+`}`)
 		_, complete, err := st.NodeOrphans(t.Context(), "n1")
-		if !IsCorrupt(err) || complete || !strings.Contains(err.Error(), "orphan_pages.") || !strings.Contains(err.Error(), "allowed") {
+		if !IsCorrupt(err) || complete || !strings.Contains(err.Error(), "orphan_pages.") ||
+			!strings.Contains(err.Error(), "allowed") {
 			t.Errorf("%s: whole: %t, %v", name, complete, err)
 		}
 	}
 }
 
-// An orphan that no controller could have is left out, and the others on its page are not. The list does not count as
-// whole: what is left out may be a pod.
+// An invalid orphan on a page is counted and left out. The others are returned.
 func TestAnOrphanThatCannotBeIsLeftOut(t *testing.T) {
 	t.Parallel()
 	st, _, _ := nodeSession(t)
@@ -94,7 +94,8 @@ func TestAnOrphanThatCannotBeIsLeftOut(t *testing.T) {
 		"no object":       `"x"`,
 	} {
 		spell(t, st, st.keys.OrphanPages.Key("n1", "0"), page(0, bad, string(good)))
-		spell(t, st, st.keys.Nodes.Key("n1"), `{"name":"n1","capacity":{"slots":1},"orphan_pages":{"edition":"e","count":1,"orphans":2}}`)
+		spell(t, st, st.keys.Nodes.Key("n1"),
+			`{"name":"n1","capacity":{"slots":1},"orphan_pages":{"edition":"e","count":1,"orphans":2}}`)
 		rec, complete, err := st.NodeOrphans(t.Context(), "n1")
 		if err != nil || !complete || len(rec.Value.Orphans) != 1 || rec.Value.OrphansLeftOut != 1 {
 			t.Errorf("%s: %+v, whole: %t, %v", name, rec.Value.Orphans, complete, err)

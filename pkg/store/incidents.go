@@ -2,70 +2,60 @@ package store
 
 import (
 	"context"
-	"errors"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Incidents is the record at incidents: what somebody is, or has to be, alerted to and no controller's status can hold.
+// Incidents is the record at incidents: alerts that no controller's status can have.
 type Incidents struct {
-	Records map[string][]rc.Incident `json:"records,omitempty"` // that cannot be read, by key
+	Records map[string][]rc.Incident `json:"records,omitempty"` // about unreadable records, by the record's key
 }
 
-// ReadIncidents reads the incidents that belong to no controller. A record that is missing or cannot be read is an empty one.
-func (s *Views) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
-	rec, err := s.Incidents.Get(ctx, consul.Consistent)
-	switch {
-	case IsCorrupt(err):
-		return Rec[Incidents]{Index: rec.Index}, nil
-	case errors.Is(err, ErrNotFound):
-		return rec, nil
-	default:
-		return rec, err
-	}
+// ReadIncidents returns an empty record if it is missing or cannot be read.
+func (v *Views) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
+	return v.Incidents.present(ctx)
 }
 
-// WriteIncidents writes them, if they are as they were read; the key goes where there are none. It returns ErrConflict when
-// somebody else was first.
-func (s *Leader) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
+// WriteIncidents returns ErrConflict if the record has changed. Without incidents it deletes the key.
+func (l *Leader) WriteIncidents(ctx context.Context, rec Rec[Incidents]) error {
 	next := &rec.Value
 	if len(next.Records) == 0 {
 		next = nil
 	}
-	_, err := s.fenced(ctx, []consul.Op{replaceOp(s.keys.Incidents.Key(), next, rec.Index)})
-	return conflictOn(err, s.keys.Incidents.Key())
+	return l.write(ctx, l.keys.Incidents.Key(), replaceOp(l.keys.Incidents.Key(), next, rec.Index))
 }
 
-// Unowned is a controller that no farm owned when it was read, with what a report about it depends on.
+// Unowned is a controller without an owner, with the conditions of a report about it.
 type Unowned struct {
 	RC                       Rec[rc.RC]
 	Status                   *rc.Status // nil: there is none, or it cannot be read
 	statusIndex, lockedIndex uint64
 }
 
-// ReadUnowned reads a controller without an owner. ok is false when it has one, or is gone.
-func (s *Leader) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
-	rcKey, statusKey, lockKey := s.keys.RCs.Key(rcID), s.keys.Statuses.Key(rcID), s.keys.Locks.Key(rcID)
-	found, err := s.c.GetMany(ctx, []string{lockKey, rcKey, statusKey}, consul.Consistent)
+// ReadUnowned reads a controller. ok is false if it has an owner or does not exist.
+func (l *Leader) ReadUnowned(ctx context.Context, rcID string) (u Unowned, ok bool, err error) {
+	rcKey, statusKey, lockKey := l.keys.RCs.Key(rcID), l.keys.Statuses.Key(rcID), l.keys.Locks.Key(rcID)
+	found, err := l.c.GetMany(ctx, []string{lockKey, rcKey, statusKey}, consul.Consistent)
 	if err != nil {
 		return u, false, err
 	}
-	u.RC, err = s.RCs.decodeIn(found, rcKey)
+	u.RC, err = l.RCs.decodeIn(found, rcKey)
 	if u.RC.Index == 0 || found[lockKey].Session != "" {
 		return u, false, nil
 	}
-	u.Status, u.statusIndex, u.lockedIndex = s.statusOf(found, rcID), found[statusKey].ModifyIndex, found[lockKey].ModifyIndex
+	u.Status, u.statusIndex, u.lockedIndex = l.statusOf(found,
+		rcID), found[statusKey].ModifyIndex, found[lockKey].ModifyIndex
 	return u, err == nil, err
 }
 
-// ReportUnowned writes the status of a controller that still has no owner: the fence is not that of the controller's lock, so that
-// every condition for being allowed to is checked. It returns ErrRefused when the controller was claimed or changed.
-func (s *Leader) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
+// ReportUnowned writes the status of a controller without an owner. The leader's fence does not protect the controller.
+// So the transaction requires that lock, controller and status are unchanged, else it returns ErrRefused.
+func (l *Leader) ReportUnowned(ctx context.Context, u Unowned, st rc.Status) error {
 	id := u.RC.Value.ID
-	_, err := s.fenced(ctx, []consul.Op{
-		sameRecord(s.keys.Locks.Key(id), u.lockedIndex), // claiming moves it
-		consul.CheckIndex(s.keys.RCs.Key(id), u.RC.Index), cas(s.keys.Statuses.Key(id), st, u.statusIndex),
+	_, err := l.fenced(ctx, []consul.Op{
+		sameRecord(l.keys.Locks.Key(id), u.lockedIndex), // a claim changes this index
+		consul.CheckIndex(l.keys.RCs.Key(id), u.RC.Index), cas(l.keys.Statuses.Key(id), st, u.statusIndex),
 	})
 	return err
 }

@@ -19,17 +19,17 @@ import (
 
 func pool(value string) map[string]string { return map[string]string{"pool": value} }
 
-func (s *Views) reservation(t *testing.T, name string) Rec[node.Reservation] {
+func (v *Views) reservation(t *testing.T, name string) Rec[node.Reservation] {
 	t.Helper()
-	found, unreadable, err := s.ReservationsOf(t.Context(), []string{name})
+	found, unreadable, err := v.ReservationsOf(t.Context(), []string{name})
 	if err != nil || len(unreadable) > 0 {
 		t.Fatal(err, unreadable)
 	}
 	return found[name]
 }
 
-// A preparer that was started with other labels says so in its node's reservation, and changes nothing else of it. Otherwise it leaves
-// it alone: a record that is made may be the first after a loss.
+// A preparer with other labels than before writes their version into its node's reservation, and changes nothing else
+// in it.
 func TestAcquiringWritesLabelVersions(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
@@ -50,8 +50,12 @@ func TestAcquiringWritesLabelVersions(t *testing.T) {
 	if res := acquire(pool("a")); res.Value.Labels != (node.LabelVersions{Own: node.LabelVersion(pool("a"))}) {
 		t.Errorf("the first reservation is %+v", res)
 	}
-	full := node.Reservation{Ineligible: true, Labels: node.LabelVersions{Own: "old", Operators: "theirs"}, Claims: map[string]node.Claim{"web/main.0": {CPU: 5}}}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), asJSON(full))}); err != nil {
+	full := node.Reservation{
+		Ineligible: true, Labels: node.LabelVersions{Own: "old", Operators: "theirs"},
+		Claims: map[string]node.Claim{"web/main.0": {CPU: 5}},
+	}
+	if _, err := st.c.Commit(t.Context(),
+		[]consul.Op{consul.Set(st.keys.Reservations.Key("n1"), asJSON(full))}); err != nil {
 		t.Fatal(err)
 	}
 	same := acquire(pool("a"))
@@ -63,7 +67,8 @@ func TestAcquiringWritesLabelVersions(t *testing.T) {
 	if string(asJSON(after.Value)) != string(asJSON(full)) || after.Index == same.Index {
 		t.Errorf("reservation %+v, want %+v", after, full)
 	}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), []byte("{"))}); err != nil {
+	if _, err := st.c.Commit(t.Context(),
+		[]consul.Op{consul.Set(st.keys.Reservations.Key("n1"), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
 	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Labels: pool("c")}, false); err != nil {
@@ -71,7 +76,6 @@ func TestAcquiringWritesLabelVersions(t *testing.T) {
 	}
 }
 
-// underSession does something under a preparer's session.
 func (s *db) underSession(t *testing.T, name string, do func(*consul.Session)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -87,8 +91,8 @@ func (s *db) underSession(t *testing.T, name string, do func(*consul.Session)) {
 	}
 }
 
-// Nobody but who takes the node's lock writes label versions into its reservation.
-func TestWhoeverIsRefusedTheLockWritesNoLabelVersion(t *testing.T) {
+// Only a preparer that holds the node's lock can write a label version into the reservation.
+func TestANodeWithoutItsLockWritesNoLabelVersion(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
 	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Labels: pool("a")}, false); err != nil {
@@ -106,7 +110,7 @@ func TestWhoeverIsRefusedTheLockWritesNoLabelVersion(t *testing.T) {
 	}
 }
 
-// A token that may not write, or not even read, the node's reservation is enough to hold the node: farms mend the label version.
+// A preparer can take its node's lock without a right on the reservation. Farms then mend the label version.
 func TestAcquiringWithoutTheRightToWriteLabelVersions(t *testing.T) {
 	t.Parallel()
 	const management = "0b7f0c1e-58f2-4b8e-9a3d-4f1d6a1f2c77"
@@ -141,15 +145,18 @@ func TestAcquiringWithoutTheRightToWriteLabelVersions(t *testing.T) {
 			st := connect(aclToken(t, server.Addr, management, name, rules))
 			st.underSession(t, name, func(sess *consul.Session) {
 				for _, labels := range []string{"a", "b"} {
-					if err := st.NodeSession(sess, name).AcquireNode(t.Context(), node.Node{Name: name, Labels: pool(labels)}, false); err != nil {
+					if err := st.NodeSession(sess, name).AcquireNode(t.Context(),
+						node.Node{Name: name, Labels: pool(labels)}, false); err != nil {
 						t.Error(err)
 					}
 				}
 			})
-			if rec, err := admin.Nodes.Get(t.Context(), Consistent, name); err != nil || rec.Value.Labels["pool"] != "b" {
+			if rec, err := admin.Nodes.Get(t.Context(), Consistent, name); err != nil ||
+				rec.Value.Labels["pool"] != "b" {
 				t.Errorf("record %+v, %v", rec, err)
 			}
-			if res := admin.reservation(t, name); (res.Value.Labels.Own == node.LabelVersion(pool("b"))) != (right == "write") {
+			res := admin.reservation(t, name)
+			if (res.Value.Labels.Own == node.LabelVersion(pool("b"))) != (right == "write") {
 				t.Errorf("reservation %+v", res)
 			}
 			rights = append(rights, right)
@@ -160,14 +167,14 @@ func TestAcquiringWithoutTheRightToWriteLabelVersions(t *testing.T) {
 	}
 }
 
-// aclToken makes a token with just the rules.
 func aclToken(t *testing.T, addr, management, name, rules string) string {
 	t.Helper()
 	var made struct{ ID, SecretID string }
 	put := func(path string, body any) {
 		t.Helper()
 		consultest.Eventually(t, time.Minute, func() error {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://"+addr+path, strings.NewReader(string(asJSON(body))))
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://"+addr+path,
+				strings.NewReader(string(asJSON(body))))
 			if err != nil {
 				return err
 			}
@@ -188,7 +195,8 @@ func aclToken(t *testing.T, addr, management, name, rules string) string {
 	return made.SecretID
 }
 
-// What a reservation says of the node follows from two other records. Where all is well nothing is written.
+// A reservation repeats two facts of other records: whether the node is drained, and the label versions. If both are
+// right, MendReservation writes nothing.
 func TestMendReservation(t *testing.T) {
 	t.Parallel()
 	farm := sessions(t, 1)[0]
@@ -208,13 +216,25 @@ func TestMendReservation(t *testing.T) {
 		lines  int
 		after  node.Reservation
 	}{
-		"in line":               {before: &node.Reservation{Labels: both}, after: node.Reservation{Labels: both}},
-		"without versions":      {before: &node.Reservation{Claims: claims}, after: node.Reservation{Claims: claims}},
-		"no reservation":        {},
-		"lost, and drained":     {drain: &node.Drain{}, mended: true, lines: 1, after: node.Reservation{Ineligible: true, Labels: both}},
-		"others' labels":        {before: &node.Reservation{Labels: node.LabelVersions{Operators: "x"}, Claims: claims}, mended: true, lines: 1, after: node.Reservation{Labels: both, Claims: claims}},
-		"other own labels":      {before: &node.Reservation{Labels: node.LabelVersions{Own: "x", Operators: theirs}}, mended: true, lines: 1, after: node.Reservation{Labels: both}},
-		"closed without reason": {before: &node.Reservation{Ineligible: true, Labels: node.LabelVersions{Own: "x"}}, mended: true, lines: 2, after: node.Reservation{Labels: both}},
+		"in line":          {before: &node.Reservation{Labels: both}, after: node.Reservation{Labels: both}},
+		"without versions": {before: &node.Reservation{Claims: claims}, after: node.Reservation{Claims: claims}},
+		"no reservation":   {},
+		"lost, and drained": {
+			drain: &node.Drain{}, mended: true, lines: 1,
+			after: node.Reservation{Ineligible: true, Labels: both},
+		},
+		"others' labels": {
+			before: &node.Reservation{Labels: node.LabelVersions{Operators: "x"}, Claims: claims},
+			mended: true, lines: 1, after: node.Reservation{Labels: both, Claims: claims},
+		},
+		"other own labels": {
+			before: &node.Reservation{Labels: node.LabelVersions{Own: "x", Operators: theirs}},
+			mended: true, lines: 1, after: node.Reservation{Labels: both},
+		},
+		"closed without reason": {
+			before: &node.Reservation{Ineligible: true, Labels: node.LabelVersions{Own: "x"}},
+			mended: true, lines: 2, after: node.Reservation{Labels: both},
+		},
 	} {
 		id := "n-" + strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")
 		id = strings.ReplaceAll(id, "'", "")
@@ -229,7 +249,8 @@ func TestMendReservation(t *testing.T) {
 		if err != nil || mended != tt.mended || mended == (got.Index == index) {
 			t.Errorf("%s: mended %t, %v; index %d, then %d", name, mended, err, index, got.Index)
 		}
-		if got.Value.Ineligible != tt.after.Ineligible || got.Value.Labels != tt.after.Labels || len(got.Value.Claims) != len(tt.after.Claims) {
+		if got.Value.Ineligible != tt.after.Ineligible || got.Value.Labels != tt.after.Labels ||
+			len(got.Value.Claims) != len(tt.after.Claims) {
 			t.Errorf("%s: %+v, want %+v", name, got.Value, tt.after)
 		}
 		audit, _, err := farm.ListAudit(t.Context(), AuditFilter{Node: id})

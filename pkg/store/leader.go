@@ -4,48 +4,41 @@ import (
 	"context"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
-	"github.com/rcfarm/rcfarm/pkg/feature"
 )
 
-// FarmLease is what the farms below one prefix compete for in their election.
+// FarmLease is the lease for which the farms below one prefix compete.
 const FarmLease = "farm"
 
-// Leader has what only the leader of the farms writes (ADR 27): what belongs to no controller, and so is under no controller's lock. All of
-// it goes through one function, which bears the leader's fence.
+// Leader has the writes of the farms' leader (ADR 27). No controller's lock protects them, so all go through fenced.
 type Leader struct {
 	*db
+	*Views
+	*Agents
 	farmID string
 	fenced func(ctx context.Context, ops []consul.Op) (map[string]uint64, error)
 }
 
-// Leader returns the writes of a leader. fenced carries a transaction out in the name of the leader whose context it gets, or refuses it:
-// election.Commit. It must take some operations less than consul.MaxTxnOps, and settle what is unknown.
-func (s *Store) Leader(farmID string, fenced func(ctx context.Context, ops []consul.Op) (map[string]uint64, error)) *Leader {
-	return &Leader{db: s.db, farmID: farmID, fenced: fenced}
+// Leader returns a leader's writes. fenced is election.Commit: it carries a transaction out only while this leader
+// leads. It gets the context of the leader's tenure. It must accept nearly consul.MaxTxnOps operations. After an
+// unknown outcome it must find out whether the transaction landed.
+func (s *Store) Leader(farmID string,
+	fenced func(ctx context.Context, ops []consul.Op) (map[string]uint64, error),
+) *Leader {
+	return &Leader{db: s.db, Views: s.Views, Agents: s.Agents, farmID: farmID, fenced: fenced}
 }
 
-// MendReservation makes a node's reservation say what follows from other records, as Duties.MendReservation does.
-func (s *Leader) MendReservation(ctx context.Context, name string) (mended bool, err error) {
-	return s.mendReservation(ctx, name, s.farmID, s.fenced)
+// MendReservation is ClusterWrites.MendReservation for the leader.
+func (l *Leader) MendReservation(ctx context.Context, name string) (mended bool, err error) {
+	return l.mendReservation(ctx, name, l.farmID, l.fenced)
 }
 
-// PresentGate reads the gate, as Views.PresentGate does.
-func (s *Leader) PresentGate(ctx context.Context) (Rec[Gate], error) {
-	return (&Views{s.db}).PresentGate(ctx)
+// RaiseGate sets the gate to a version, or returns ErrConflict if it has changed.
+func (l *Leader) RaiseGate(ctx context.Context, rec Rec[Gate], to string) error {
+	return l.write(ctx, l.keys.Gate.Key(), l.raiseGate(rec, to, l.farmID)...)
 }
 
-// Writers are the farms and nodes that live, as of Agents.Writers.
-func (s *Leader) Writers(ctx context.Context) ([]feature.Writer, error) {
-	return (&Agents{s.db}).Writers(ctx)
-}
-
-// RaiseGate makes the gate a version, if it is as it was read. It returns ErrConflict when it is not.
-func (s *Leader) RaiseGate(ctx context.Context, rec Rec[Gate], to string) error {
-	_, err := s.fenced(ctx, s.raiseGate(rec, to, s.farmID))
-	return conflictOn(err, s.keys.Gate.Key())
-}
-
-// ReadIncidents reads the incidents that belong to no controller. A record that is missing or cannot be read is an empty one.
-func (s *Leader) ReadIncidents(ctx context.Context) (Rec[Incidents], error) {
-	return (&Views{s.db}).ReadIncidents(ctx)
+// write returns ErrConflict if the record at key has changed.
+func (l *Leader) write(ctx context.Context, key string, ops ...consul.Op) error {
+	_, err := l.fenced(ctx, ops)
+	return conflictOn(err, key)
 }

@@ -8,88 +8,104 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/field"
-	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/ownerless"
 )
 
-// Unexplained returns shares of nodes that no intent explains, but for those of the nodes' own services, sorted. It is a hint: what changes meanwhile may be
-// among it. A node whose reservation cannot be read is left out.
-func (t *Owners) Unexplained(ctx context.Context, nodes []string) ([]At, error) {
+// Unexplained returns, sorted, the copies with a share but without an intent on their node. The result is a hint, as of
+// Unreserved. It leaves out local services and nodes with an unreadable reservation.
+func (o *Owners) Unexplained(ctx context.Context, nodes []string) ([]At, error) {
 	if len(nodes) == 0 {
 		return nil, nil
 	}
-	found, err := t.c.GetMany(ctx, t.keys.Reservations.Keys(nodes), consul.Default)
+	found, err := o.c.GetMany(ctx, o.keys.Reservations.Keys(nodes), consul.Default)
 	if err != nil {
 		return nil, err
 	}
-	var intents consul.Reading // later: whatever had a claim by then was told about in the same transaction
+	// Intents after shares: one transaction writes both of a pod, so each share that was read has its intent.
+	var intents consul.Reading
 	for _, name := range nodes {
-		intents.Prefixes = append(intents.Prefixes, t.keys.Intents.Below(name))
+		intents.Prefixes = append(intents.Prefixes, o.keys.Intents.Below(name))
 	}
-	_, below, err := t.merged.Read(ctx, intents, consul.Default)
+	_, below, err := o.merged.Read(ctx, intents, consul.Default)
 	if err != nil {
 		return nil, err
 	}
-	told := make(map[string]bool, len(below))
-	for _, p := range below {
-		told[p.Key] = true
-	}
-	reserved, unreadable := t.taken(found, nodes)
-	var unexplained []At
-	for _, name := range nodes {
-		if unreadable[name] != nil {
-			continue
-		}
-		for key, h := range reserved[name].Value.Claims {
-			if h.Pod.RCID != "" && !h.Pod.Local() && !told[t.keys.Intents.Key(name, key)] {
-				unexplained = append(unexplained, At{Node: name, Identity: h.Pod})
-			}
-		}
-	}
-	slices.SortFunc(unexplained, func(a, b At) int { return cmp.Or(cmp.Compare(a.Node, b.Node), a.Compare(b.Identity)) })
+	known := ownerless.Known{}
+	known.Note(o.keys.Intents.about(ownerless.Intent,
+		field.Each(below, func(p consul.Pair) string { return p.Key }))...)
+	shares, _ := o.shares(found, nodes)
+	unexplained := lacking(ownerless.Intent, known, ownerless.Share, shares)
+	slices.SortFunc(unexplained,
+		func(a, b At) int { return cmp.Or(cmp.Compare(a.Node, b.Node), a.Compare(b.Identity)) })
 	return unexplained, nil
 }
 
-// Unplaced returns those of some copies of which their controllers know nothing, in their order: neither the placement nor a ghost is on the node. Where a placement cannot be read
-// that is not said of it.
-func (t *Owners) Unplaced(ctx context.Context, copies []At) ([]At, error) {
-	keys := field.Each(copies, func(at At) string { return t.keys.Pods.Key(at.Identity.String()) })
-	found, err := t.c.GetMany(ctx, keys, consul.Consistent)
+func (s *db) shares(found map[string]consul.Pair, nodes []string) (shares []At, unreadable map[string]error) {
+	reserved, unreadable := s.taken(found, nodes)
+	for name, rec := range reserved {
+		for _, h := range rec.Value.Claims {
+			shares = append(shares, At{Node: name, Identity: h.Pod})
+		}
+	}
+	return shares, unreadable
+}
+
+// lacking returns the copies whose record of the sort `of` has no owner in known. known must have all records of the
+// sorts in `whole` (ownerless.Scan).
+func lacking(whole ownerless.Facts, known ownerless.Known, of ownerless.Facts, copies []At) (found []At) {
+	return field.Each(ownerless.Scan(whole, known, recordsAt(of, copies)),
+		func(f ownerless.Finding) At { return copies[f.N] })
+}
+
+func recordsAt(of ownerless.Facts, copies []At) []ownerless.Record {
+	records := make([]ownerless.Record, len(copies))
+	for i, at := range copies {
+		records[i] = ownerless.Record{Of: of, Node: at.Node, About: at.Identity.String(), N: i}
+	}
+	return records
+}
+
+// Unplaced returns, in order, the copies whose pod has neither its placement nor a ghost on the copy's node. It leaves
+// out copies with an unreadable placement.
+func (o *Owners) Unplaced(ctx context.Context, copies []At) ([]At, error) {
+	keys := field.Each(copies, func(at At) string { return o.keys.Pods.Key(at.Identity.String()) })
+	found, err := o.c.GetMany(ctx, keys, consul.Consistent)
 	if err != nil {
 		return nil, err
 	}
-	var unplaced []At
+	known, read := ownerless.Known{}, []At(nil)
 	for i, at := range copies {
-		rec, err := t.Pods.decodeIn(found, keys[i])
-		p := &rec.Value
-		there := p.Node == at.Node || slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == at.Node })
-		if err == nil && (rec.Index == 0 || !there) {
-			unplaced = append(unplaced, at)
+		rec, err := o.Pods.decodeIn(found, keys[i])
+		if err != nil {
+			continue
+		}
+		if read = append(read, at); rec.Index != 0 {
+			known.Place(&rec.Value)
 		}
 	}
-	return unplaced, nil
+	return lacking(ownerless.Copy|ownerless.Orphan, known, ownerless.Share, read), nil
 }
 
-// Told returns those of some copies that have an intent, readable or not.
-func (s *Views) Told(ctx context.Context, copies []At) (map[At]bool, error) {
-	found, err := s.c.GetMany(ctx, s.keys.Intents.KeysAt(copies), consul.Consistent)
+// HaveIntents returns which copies have an intent, readable or not.
+func (v *Views) HaveIntents(ctx context.Context, copies []At) (map[At]bool, error) {
+	found, err := v.c.GetMany(ctx, v.keys.Intents.KeysAt(copies), consul.Consistent)
 	if err != nil {
-		return nil, fmt.Errorf("read whether nodes are told to run %d pods: %w", len(copies), err)
+		return nil, fmt.Errorf("read the intents of %d pods: %w", len(copies), err)
 	}
-	told := map[At]bool{}
+	intended := map[At]bool{}
 	for _, at := range copies {
-		if _, exists := found[s.keys.Intents.At(at)]; exists {
-			told[at] = true
+		if _, exists := found[v.keys.Intents.At(at)]; exists {
+			intended[at] = true
 		}
 	}
-	return told, nil
+	return intended, nil
 }
 
-// AskRepair asks the owner of a controller to repair what a node has reserved for it, with an audit record, and rings. There is one such request for a controller and a
-// node: it returns ErrConflict, and nothing is written, while that is not answered.
-func (s *Leader) AskRepair(ctx context.Context, rcID, node string, a Audit) error {
-	r := NewRepair(s.farmID, rcID, node)
+// AskRepair asks a controller's owner to repair a node's reservation. There is one such request for a controller and a
+// node. While an earlier one is not answered, AskRepair returns ErrConflict.
+func (l *Leader) AskRepair(ctx context.Context, rcID, node string, a Audit) error {
+	r := NewRepair(l.farmID, rcID, node)
 	r.ID = leaderID + node
-	key := s.keys.Requests.Key(rcID, r.ID)
-	_, err := s.fenced(ctx, []consul.Op{cas(key, r, 0), s.audit(a), s.ring(rcID)})
-	return conflictOn(err, key)
+	key := l.keys.Requests.Key(rcID, r.ID)
+	return l.write(ctx, key, cas(key, r, 0), l.audit(a), l.ring(rcID))
 }

@@ -15,14 +15,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// parts makes random changes: no two about one identity, and many about the same few nodes.
+// parts makes random changes, each of another identity, and many of the same few nodes.
 type parts struct {
 	*rapid.T
 	made int
 }
 
 func (p *parts) node() string {
-	return fmt.Sprintf("%s-%d", rapid.StringMatching(`[a-z<&"]{1,40}`).Draw(p.T, "name"), rapid.IntRange(0, 3).Draw(p.T, "node"))
+	return fmt.Sprintf("%s-%d", rapid.StringMatching(`[a-z<&"]{1,40}`).Draw(p.T, "name"),
+		rapid.IntRange(0, 3).Draw(p.T, "node"))
 }
 
 func (p *parts) claim(id pod.Identity) node.Claim {
@@ -30,13 +31,15 @@ func (p *parts) claim(id pod.Identity) node.Claim {
 	for _, port := range rapid.SliceOfN(rapid.IntRange(1, 65535), 0, 3).Draw(p.T, "ports") {
 		ports[fmt.Sprint(port)] = port
 	}
-	return node.NewClaim(id, ports, rapid.Int64Range(0, 64000).Draw(p.T, "cpu"), rapid.Int64Range(0, 1<<40).Draw(p.T, "memory"))
+	return node.NewClaim(id, ports, rapid.Int64Range(0, 64000).Draw(p.T, "cpu"),
+		rapid.Int64Range(0, 1<<40).Draw(p.T, "memory"))
 }
 
 func (p *parts) change(nodes []string) Part {
 	index := rapid.SampledFrom([]uint64{0, 7})
 	part := Part{
-		SchemaIndex: index.Draw(p.T, "schema"), BreakerIndex: index.Draw(p.T, "breaker"), DropsIndex: index.Draw(p.T, "drops"),
+		SchemaIndex: index.Draw(p.T, "schema"), BreakerIndex: index.Draw(p.T,
+			"breaker"), DropsIndex: index.Draw(p.T, "drops"),
 	}
 	id := pod.Identity{RCID: "web", Role: rapid.StringMatching(`[a-z]{1,10}`).Draw(p.T, "role"), Index: p.made}
 	p.made++
@@ -44,12 +47,15 @@ func (p *parts) change(nodes []string) Part {
 	text := rapid.String()
 	if rapid.Bool().Draw(p.T, "there") {
 		w.Placement = &pod.Placement{
-			Identity: id, Node: nodes[0], PodID: text.Draw(p.T, "pod"), Labels: map[string]string{text.Draw(p.T, "key"): text.Draw(p.T, "value")},
-			Digest: text.Draw(p.T, "digest"), RunState: pod.Running, Revision: rapid.Int64().Draw(p.T, "revision"), ChangedAt: time.Now(),
+			Identity: id, Node: nodes[0], PodID: text.Draw(p.T,
+				"pod"), Labels: map[string]string{text.Draw(p.T, "key"): text.Draw(p.T, "value")},
+			Digest: text.Draw(p.T, "digest"), RunState: pod.Running, Revision: rapid.Int64().Draw(p.T,
+				"revision"), ChangedAt: time.Now(),
 		}
 	}
 	part.Pods = append(part.Pods, w)
-	for _, name := range slices.Compact(slices.Sorted(slices.Values(rapid.SliceOfN(rapid.SampledFrom(nodes), 0, 3).Draw(p.T, "nodes")))) {
+	for _, name := range slices.Compact(
+		slices.Sorted(slices.Values(rapid.SliceOfN(rapid.SampledFrom(nodes), 0, 3).Draw(p.T, "nodes")))) {
 		in := IntentWrite{Node: name, Identity: id}
 		if w.Placement != nil {
 			told := w.Placement.Intent()
@@ -79,9 +85,9 @@ func (p *parts) change(nodes []string) Part {
 	return part
 }
 
-// What is counted while changes are added to a batch is what its transaction has in the end: the same operations, and at least
-// as many bytes. So no batch is refused for its size.
-func TestCountedIsReal(t *testing.T) {
+// While changes are added to a batch, its load is counted. In the end, the transaction has exactly the counted
+// operations, and at most the counted bytes. So Consul never refuses a batch because of its size.
+func TestCountedIsAVersion(t *testing.T) {
 	t.Parallel()
 	st := empty(t).FarmSession(&consul.Session{}, "f1")
 	rapid.Check(t, func(r *rapid.T) {
@@ -125,7 +131,7 @@ func TestCountedIsReal(t *testing.T) {
 			r.Fatalf("%d bytes are counted, and %d made", load.bytes, bytes)
 		}
 		seen := map[string]bool{b.Fence.Key: true}
-		for _, op := range ops[2:] { // the fence is two on one key
+		for _, op := range ops[2:] { // the fence has two operations on one key
 			if seen[op.Key()] {
 				r.Fatalf("two operations on %s", op.Key())
 			}
@@ -134,14 +140,17 @@ func TestCountedIsReal(t *testing.T) {
 	})
 }
 
-// Two changes that answer one request take two operations.
+// If two changes answer the same request, the batch has two operations for it, and both are counted.
 func TestWhatIsWrittenTwiceIsCountedTwice(t *testing.T) {
 	t.Parallel()
 	st := empty(t).FarmSession(&consul.Session{}, "f1")
 	b := &Batch{Fence: Fence{Key: st.keys.Locks.Key("web"), Session: NewID(), Index: 9}, RCID: "web", RCIndex: 4}
 	load := st.HeadLoad(b, false)
 	for i := range 2 {
-		part := Part{Pods: []PodWrite{{Identity: pod.Identity{RCID: "web", Role: "main", Index: i}}}, Answered: []string{"r1"}}
+		part := Part{
+			Pods:     []PodWrite{{Identity: pod.Identity{RCID: "web", Role: "main", Index: i}}},
+			Answered: []string{"r1"},
+		}
 		load.Add(st.LoadOf("web", &part))
 		b.Add(&part)
 	}
@@ -150,7 +159,8 @@ func TestWhatIsWrittenTwiceIsCountedTwice(t *testing.T) {
 	}
 }
 
-// Of what a condition was taken from two answers, only one can be so: such changes never share a transaction.
+// If two changes have the same condition with different indices, only one of the conditions can be true. Such changes
+// never share a transaction.
 func TestPartsThatDisagreeAreKeptApart(t *testing.T) {
 	t.Parallel()
 	a, b := Part{Dead: map[string]uint64{"n1": 4}}, Part{Dead: map[string]uint64{"n1": 5}}
@@ -166,7 +176,7 @@ func TestPartsThatDisagreeAreKeptApart(t *testing.T) {
 	}
 }
 
-// An audit record stays within what is set aside for it, whatever it speaks of.
+// An audit record never has more than MaxAuditBytes.
 func TestAnAuditRecordIsBounded(t *testing.T) {
 	t.Parallel()
 	var lines, names []string

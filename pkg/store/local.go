@@ -10,14 +10,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// reservationTries bounds how often a node's reservation is read again because others have changed it meanwhile.
 const reservationTries = 20
 
-// ChangeReservation replaces what is reserved on the node by what change makes of it, under the node's lock and by cas; exists is false where there is no record.
-// change may be called several times, and its error is returned as it is. What stays as it was is not written. It returns ErrLost when the lock is not held, ErrConflict
-// when others changed the record each time, *CorruptError when it cannot be read, or ErrUnknown; see
-// Denied and ErrFiltered, too.
-func (t *NodeSession) ChangeReservation(ctx context.Context, change func(res node.Reservation, exists bool) (node.Reservation, error)) error {
+// ChangeReservation replaces the node's reservation with the result of change, under the node's lock and by cas. It may
+// call change several times. It returns change's error unchanged, and writes nothing if the reservation stays as it is.
+// It returns ErrLost without the lock, ErrConflict after too many changes by others, *CorruptError for an unreadable
+// record, or ErrUnknown. See also Denied and ErrFiltered.
+func (t *NodeSession) ChangeReservation(ctx context.Context,
+	change func(res node.Reservation, exists bool) (node.Reservation, error),
+) error {
 	key := t.keys.Reservations.Key(t.name)
 	var err error
 	for range reservationTries {
@@ -37,7 +38,9 @@ func (t *NodeSession) ChangeReservation(ctx context.Context, change func(res nod
 		if refused != nil {
 			return refused
 		}
-		if err == nil && bytes.Equal(before.AppendJSON(nil), next.AppendJSON(nil)) {
+		was, errWas := encode(before)
+		now, errNow := encode(next)
+		if errors.Join(errWas, errNow) == nil && err == nil && bytes.Equal(was, now) {
 			return nil
 		}
 		if _, err = t.commit(ctx, cas(key, next, pair.ModifyIndex)); !errors.Is(err, ErrConflict) {
@@ -45,7 +48,7 @@ func (t *NodeSession) ChangeReservation(ctx context.Context, change func(res nod
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("reserve room on the node: %w", err)
+		return fmt.Errorf("reserve a share of the node: %w", err)
 	}
 	return nil
 }

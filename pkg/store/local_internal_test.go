@@ -13,11 +13,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// What a node says of its local services is no news to farms: no bell is rung for it, and no drop counted.
+// Local services do not concern farms, so their reports ring no bell and count no drop.
 func TestLocalRealities(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
-	r := pod.Reality{Identity: pod.Identity{RCID: pod.LocalRC("web"), Role: "main"}, Kind: pod.KindLocal, Node: "n1", State: pod.StateReady, Available: true}
+	r := pod.Reality{
+		Identity: pod.Identity{RCID: pod.LocalRC("web"), Role: "main"}, Kind: pod.KindLocal, Node: "n1",
+		State: pod.StateReady, Available: true,
+	}
 	other := reports(1)[0]
 	index, err := session.WriteRealities(t.Context(), RealityWrite{Reality: r}, other)
 	if err == nil {
@@ -36,15 +39,18 @@ func TestLocalRealities(t *testing.T) {
 			own = append(own, key)
 		}
 	}
-	if !slices.Equal(own, []string{st.keys.Realities.Key("n1", r.Identity.String())}) || !slices.Contains(keys, st.keys.Bells.Key(other.Reality.RCID)) {
+	if !slices.Equal(own, []string{st.keys.Realities.Key("n1", r.Identity.String())}) ||
+		!slices.Contains(keys, st.keys.Bells.Key(other.Reality.RCID)) {
 		t.Errorf("there are %v", keys)
 	}
-	if rec, err := session.Reality(t.Context(), r.Identity); err != nil || rec.Value.Kind != pod.KindLocal || rec.Value.Available {
+	if rec, err := session.Reality(t.Context(), r.Identity); err != nil || rec.Value.Kind != pod.KindLocal ||
+		rec.Value.Available {
 		t.Errorf("%+v, %v", rec, err)
 	}
 }
 
-// Whoever changes a reservation at the same time as others finds what they wrote, and who has lost the lock writes nothing.
+// If another program changes a reservation at the same time, ChangeReservation keeps that change. Without the node's
+// lock it writes nothing.
 func TestChangeReservation(t *testing.T) {
 	t.Parallel()
 	st, session, lose := nodeSession(t)
@@ -64,14 +70,18 @@ func TestChangeReservation(t *testing.T) {
 		}
 		return found["n1"]
 	}
-	a, b, farm := pod.Identity{RCID: "local-a", Role: "main"}, pod.Identity{RCID: "local-b", Role: "main"}, pod.Identity{RCID: "rc-1", Role: "main"}
+	a, b, farm := pod.Identity{RCID: "local-a", Role: "main"}, pod.Identity{
+		RCID: "local-b",
+		Role: "main",
+	}, pod.Identity{RCID: "rc-1", Role: "main"}
 	if err := add(a, nil); err != nil {
 		t.Fatal(err)
 	}
 	once := sync.OnceFunc(func() {
 		res := read().Value.Clone()
 		res.Claims[farm.String()] = node.NewClaim(farm, nil, 1, 0)
-		if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), asJSON(res))}); err != nil {
+		if _, err := st.c.Commit(t.Context(),
+			[]consul.Op{consul.Set(st.keys.Reservations.Key("n1"), asJSON(res))}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -79,21 +89,26 @@ func TestChangeReservation(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := read()
-	if got := slices.Sorted(maps.Keys(rec.Value.Claims)); !slices.Equal(got, []string{a.String(), b.String(), farm.String()}) {
+	if got := slices.Sorted(maps.Keys(rec.Value.Claims)); !slices.Equal(got,
+		[]string{a.String(), b.String(), farm.String()}) {
 		t.Errorf("shares of %v", got)
 	}
 	if err := add(b, nil); err != nil || read().Index != rec.Index {
 		t.Errorf("what is there is written again: %v, index %d, then %d", err, rec.Index, read().Index)
 	}
 	full := errors.New("full")
-	if err := session.ChangeReservation(t.Context(), func(node.Reservation, bool) (node.Reservation, error) { return node.Reservation{}, full }); !errors.Is(err, full) {
+	if err := session.ChangeReservation(t.Context(),
+		func(node.Reservation, bool) (node.Reservation, error) { return node.Reservation{}, full }); !errors.Is(err,
+		full) {
 		t.Errorf("a change that is refused: %v", err)
 	}
 	lose()
-	if err := add(pod.Identity{RCID: "local-c", Role: "main"}, nil); !errors.Is(err, ErrLost) || read().Index != rec.Index {
+	if err := add(pod.Identity{RCID: "local-c", Role: "main"}, nil); !errors.Is(err, ErrLost) ||
+		read().Index != rec.Index {
 		t.Errorf("without the lock: %v", err)
 	}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Set(st.keys.Reservations.Key("n1"), []byte("{"))}); err != nil {
+	if _, err := st.c.Commit(t.Context(),
+		[]consul.Op{consul.Set(st.keys.Reservations.Key("n1"), []byte("{"))}); err != nil {
 		t.Fatal(err)
 	}
 	var corrupt *CorruptError

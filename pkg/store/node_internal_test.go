@@ -14,21 +14,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// noJournal is of daemons that are not started again.
 type noJournal struct{}
 
 func (noJournal) Incarnations() ([]string, error) { return nil, nil }
 func (noJournal) Add(string) error                { return nil }
 func (noJournal) Remove(string) error             { return nil }
 
-// nodeSession returns the writer of a node whose lock it holds, and what takes the lock away.
+// nodeSession holds its node's lock until lose.
 func nodeSession(t *testing.T) (st *Store, session *NodeSession, lose func()) {
 	t.Helper()
 	st = empty(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	sessions, ended := make(chan *NodeSession), make(chan error)
 	go func() {
-		ended <- st.c.RunSession(ctx, consul.SessionConfig{Kind: "preparer", Name: "n1", TTL: time.Minute, Journal: noJournal{}},
+		ended <- st.c.RunSession(ctx,
+			consul.SessionConfig{Kind: "preparer", Name: "n1", TTL: time.Minute, Journal: noJournal{}},
 			func(ctx context.Context, sess *consul.Session) error {
 				session := st.NodeSession(sess, "n1")
 				if err := session.AcquireNode(ctx, node.Node{Name: "n1"}, false); err != nil {
@@ -48,17 +48,22 @@ func reports(n int) []RealityWrite {
 	var writes []RealityWrite
 	for i := range n {
 		id := pod.Identity{RCID: fmt.Sprintf("rc-%d", i%3), Role: "main", Index: i}
-		writes = append(writes, RealityWrite{Reality: pod.Reality{Identity: id, Node: "n1", State: pod.StateRunning, Since: time.Now().UTC()}})
+		writes = append(writes,
+			RealityWrite{Reality: pod.Reality{
+				Identity: id, Node: "n1", State: pod.StateRunning,
+				Since: time.Now().UTC(),
+			}})
 	}
 	return writes
 }
 
-// As many as are allowed are one transaction, with each controller's bell.
+// The most realities fit into one transaction, with the bell of each controller.
 func TestWriteRealities(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
 	writes := reports(MaxRealities)
-	for i := range writes { // each of another controller: no transaction of so many is longer
+	// Each reality is of another controller, so the transaction has the most bells.
+	for i := range writes {
 		writes[i].Reality.RCID = fmt.Sprintf("rc-%d", i)
 	}
 	index, err := session.WriteRealities(t.Context(), writes...)
@@ -70,20 +75,23 @@ func TestWriteRealities(t *testing.T) {
 		if err != nil || rec.Index != index || rec.Value.State != pod.StateRunning {
 			t.Errorf("%s: %+v, %v; want it at index %d", w.Reality.Identity, rec, err, index)
 		}
-		if bell, err := st.c.Get(t.Context(), st.keys.Bells.Key(w.Reality.RCID), consul.Consistent); err != nil || bell.ModifyIndex != index {
+		if bell, err := st.c.Get(t.Context(), st.keys.Bells.Key(w.Reality.RCID), consul.Consistent); err != nil ||
+			bell.ModifyIndex != index {
 			t.Errorf("the bell of %s: %+v, %v; want it rung in the same transaction", w.Reality.RCID, bell, err)
 		}
 	}
 }
 
-// A reality says that all its processes have ended, and that the kernel killed one for want of memory, where the gate
-// allows it, and leaves it out where it does not.
-func TestRealitiesSayWhatTheGateAllows(t *testing.T) {
+// A reality has AllEnded and OutOfMemory only if the gate allows these fields.
+func TestRealitiesHaveOnlyWhatTheGateAllows(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
 	w := reports(1)[0]
 	w.Reality.State, w.Reality.Available, w.Reality.AllEnded = pod.StateFailed, false, true
-	w.Reality.LastExit = &pod.Exit{Code: -1, Signal: "SIGKILL", OutOfMemory: true, MemoryLimit: 1 << 20, At: time.Unix(1, 0)}
+	w.Reality.LastExit = &pod.Exit{
+		Code: -1, Signal: "SIGKILL", OutOfMemory: true, MemoryLimit: 1 << 20,
+		At: time.Unix(1, 0),
+	}
 	written := func() pod.Reality {
 		t.Helper()
 		index, err := session.WriteRealities(t.Context(), w)
@@ -102,7 +110,8 @@ func TestRealitiesSayWhatTheGateAllows(t *testing.T) {
 	if _, _, err := session.guard.present(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if r := written(); r.AllEnded || r.LastExit.OutOfMemory || r.LastExit.MemoryLimit != 0 || r.LastExit.Signal != "SIGKILL" || r.State != pod.StateFailed {
+	if r := written(); r.AllEnded || r.LastExit.OutOfMemory || r.LastExit.MemoryLimit != 0 ||
+		r.LastExit.Signal != "SIGKILL" || r.State != pod.StateFailed {
 		t.Errorf("written is %+v under an older gate", r)
 	}
 	st.raise(t, feature.Known.Named("all-ended").Since)
@@ -118,7 +127,7 @@ func TestRealitiesSayWhatTheGateAllows(t *testing.T) {
 	}
 }
 
-// All or none: who is refused one has written none.
+// If Consul refuses one of the writes, none is written.
 func TestWriteRealitiesTogetherOrNot(t *testing.T) {
 	t.Parallel()
 	_, session, lose := nodeSession(t)
@@ -138,13 +147,11 @@ func TestWriteRealitiesTogetherOrNot(t *testing.T) {
 	}
 }
 
-// fallen is what a pod reports that has stopped being available.
 func fallen(r pod.Reality) pod.Reality {
 	r.State, r.Available = pod.StateFailed, false
 	return r
 }
 
-// dropsOf reads what is counted of a controller.
 func dropsOf(t *testing.T, st *Store, rcID string) Drops {
 	t.Helper()
 	pairs, err := st.c.List(t.Context(), st.keys.Drops.Below(rcID), consul.Consistent)
@@ -158,7 +165,7 @@ func dropsOf(t *testing.T, st *Store, rcID string) Drops {
 	return st.dropsOf(rcID, found, pairs)
 }
 
-// available writes pods that are, and returns the writes by which they fall.
+// available writes realities of available pods, and returns writes with which these drop.
 func available(t *testing.T, session *NodeSession, n int) []RealityWrite {
 	t.Helper()
 	writes := reports(n)
@@ -176,9 +183,9 @@ func available(t *testing.T, session *NodeSession, n int) []RealityWrite {
 	return writes
 }
 
-// What stops being available is counted in the transaction that says so, by controller, also after it was counted before, by
-// another tenure of the node, and where somebody removed or damaged the counter. Whoever looked at the counters in between
-// knows how many, or that it does not.
+// The transaction that reports that a copy stopped being available counts it for its unit, each time, in a later
+// session of the node, and after the counter was removed or damaged. A farm that has read the counters before can
+// compute the drops since, or sees that it cannot.
 func TestDropsAreCounted(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
@@ -199,7 +206,7 @@ func TestDropsAreCounted(t *testing.T) {
 		}
 		return d
 	}
-	two := write(session, falls[0], falls[1], falls[3]) // the second is another controller's
+	two := write(session, falls[0], falls[1], falls[3]) // the second is of another controller
 	if n, known := two.Since(none); known {
 		t.Errorf("%d drops since there was no key", n)
 	}
@@ -219,7 +226,8 @@ func TestDropsAreCounted(t *testing.T) {
 	}
 	for what, damage := range map[string]consul.Op{
 		"all removed": consul.DeleteTree(st.keys.Drops.Key("rc-0")),
-		"removed":     consul.Delete(st.keys.Drops.Key("rc-0", "n1")), "damaged": consul.Set(st.keys.Drops.Key("rc-0", "n1"), []byte("{")),
+		"removed":     consul.Delete(st.keys.Drops.Key("rc-0", "n1")), "damaged": consul.Set(
+			st.keys.Drops.Key("rc-0", "n1"), []byte("{")),
 	} {
 		before := dropsOf(t, st, "rc-0")
 		if _, err := st.c.Commit(t.Context(), []consul.Op{damage}); err != nil {
@@ -249,7 +257,7 @@ func TestDropsAreCounted(t *testing.T) {
 	}
 }
 
-// A pod that becomes available, stays so, or never was, is no drop. One that is to stop is none as long as it is to.
+// It is no drop if a pod becomes, stays, or never was available, or if its unchanged intent is to stop.
 func TestNoDrops(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
@@ -283,7 +291,8 @@ func TestNoDrops(t *testing.T) {
 	}
 }
 
-// Another version is another pod for those who wait for it. So is none.
+// It is a drop if an available copy reports another version, because a farm may wait for a version, or if its report is
+// removed.
 func TestOtherDrops(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
@@ -303,7 +312,7 @@ func TestOtherDrops(t *testing.T) {
 	}
 }
 
-// As many as Together allows are one transaction, whatever they say, and one more would not be.
+// As many realities as Together returns fit into one transaction, with any bells and drops.
 func TestTogether(t *testing.T) {
 	t.Parallel()
 	_, session, _ := nodeSession(t)
@@ -313,8 +322,14 @@ func TestTogether(t *testing.T) {
 		want   int
 	}{
 		{"one controller's", func(_ int, w *RealityWrite) { w.Reality.RCID = "rc" }, MaxRealities},
-		{"of one controller each", func(i int, w *RealityWrite) { w.Reality.RCID = fmt.Sprint("rc-", i) }, (consul.MaxTxnOps - 1) / 5},
-		{"stopped", func(i int, w *RealityWrite) { w.Reality.RCID, w.StopIndex = fmt.Sprint("rc-", i), 1 }, (consul.MaxTxnOps - 1) / 3},
+		{
+			"of one controller each", func(i int, w *RealityWrite) { w.Reality.RCID = fmt.Sprint("rc-", i) },
+			(consul.MaxTxnOps - 1) / 5,
+		},
+		{
+			"stopped", func(i int, w *RealityWrite) { w.Reality.RCID, w.StopIndex = fmt.Sprint("rc-", i), 1 },
+			(consul.MaxTxnOps - 1) / 3,
+		},
 	} {
 		writes := reports(MaxRealities + 1)
 		for i := range writes {
@@ -325,13 +340,14 @@ func TestTogether(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%s: %d together, want %d", tt.name, got, tt.want)
 		}
-		if _, err := session.WriteRealities(t.Context(), writes[:got]...); !errors.Is(err, ErrConflict) { // there are none
+		// There are no such realities, so the conditions fail. But the transaction is not too large.
+		if _, err := session.WriteRealities(t.Context(), writes[:got]...); !errors.Is(err, ErrConflict) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
 }
 
-// What a controller that is gone has left is removed, unless it comes back meanwhile; what others have stays.
+// SweepDrops removes only the drops of units without a controller.
 func TestSweepDrops(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)

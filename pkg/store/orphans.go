@@ -16,24 +16,25 @@ import (
 const (
 	// orphanPageBytes bounds the orphans of one page, in bytes of JSON.
 	orphanPageBytes = 64 << 10
-	// pagesAtOnce is how many pages share a transaction: with base64 and conditions well below what it takes.
+	// pagesAtOnce is how many pages share a transaction. With base64 they stay well below Consul's limit.
 	pagesAtOnce = 4
 )
 
-// orphanPages is what a tenure knows of its node's pages.
 type orphanPages struct {
 	mu      sync.Mutex
-	index   map[string]uint64 // of each page, by key; nil: not known
-	content string            // that was written, with the epoch
-	said    node.OrphanPages  // of the content
+	index   map[string]uint64 // of each page, by key; nil: the pages must be listed
+	content string            // the epoch and the orphans that were written last
+	written node.OrphanPages  // what the node's record must refer to
 }
 
-// WriteOrphans writes what the node runs without a matching intent, under the node's lock, in pages that bear the epoch. It
-// returns what the record has to say to lead there: only a record that is written after the pages speaks for them. What is
-// there already is not written again; again says to ask Consul whether it is, because pages may have vanished.
-// It returns ErrLost when the lock is not held, and after ErrConflict or ErrUnknown some pages are of one edition and some of
-// another, which no reader takes for the list; the next call mends that.
-func (t *NodeSession) WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error) {
+// WriteOrphans writes the pods that run without a matching intent, in pages with the epoch. It returns the part of the
+// node's record that refers to the pages. They become valid when that record is written after them. Unchanged pages are
+// not written again. again makes WriteOrphans list the pages in Consul, because pages may have vanished. It returns
+// ErrLost without the node's lock. After ErrConflict or ErrUnknown, old and new pages may be mixed. No reader accepts
+// the mixture, and the next call writes all pages.
+func (t *NodeSession) WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan,
+	again bool,
+) (node.OrphanPages, error) {
 	orphans = *allowed(t.guard, &orphans)
 	p := &t.orphans
 	p.mu.Lock()
@@ -44,7 +45,7 @@ func (t *NodeSession) WriteOrphans(ctx context.Context, epoch string, orphans []
 	}
 	content := epoch + string(listed)
 	if p.index != nil && p.content == content && !(again && len(p.index) > 0) {
-		return p.said, nil
+		return p.written, nil
 	}
 	if p.index == nil || again {
 		pairs, err := t.c.List(ctx, t.keys.OrphanPages.Below(t.name), consul.Consistent)
@@ -56,50 +57,60 @@ func (t *NodeSession) WriteOrphans(ctx context.Context, epoch string, orphans []
 			index[pair.Key] = pair.ModifyIndex
 		}
 		if p.content == content && maps.Equal(p.index, index) && len(index) > 0 {
-			return p.said, nil
+			return p.written, nil
 		}
 		p.index = index
 	}
-	said, err := t.writePages(ctx, pagesOf(t.name, epoch, orphans))
+	pages, err := pagesOf(t.name, epoch, orphans)
+	if err != nil {
+		return node.OrphanPages{}, fmt.Errorf("list orphans: %w", err)
+	}
+	refs, err := t.writePages(ctx, pages)
 	if err != nil {
 		p.index = nil
 		return node.OrphanPages{}, fmt.Errorf("write the pages of orphans: %w", err)
 	}
-	p.content, p.said = content, said
-	return said, nil
+	p.content, p.written = content, refs
+	return refs, nil
 }
 
-// pagesOf splits orphans into pages of a new edition.
-func pagesOf(name, epoch string, orphans []pod.Orphan) []node.OrphanPage {
+func pagesOf(name, epoch string, orphans []pod.Orphan) ([]node.OrphanPage, error) {
 	edition, size := NewID(), 0
 	var pages []node.OrphanPage
 	for i := range orphans {
-		more := orphans[i].Bytes() + 1
+		data, err := encode(orphans[i])
+		if err != nil {
+			return nil, err
+		}
+		more := len(data) + 1
 		if len(pages) == 0 || size+more > orphanPageBytes {
-			pages, size = append(pages, node.OrphanPage{Node: name, Page: len(pages), Edition: edition, Epoch: epoch}), 0
+			pages, size = append(pages,
+				node.OrphanPage{Node: name, Page: len(pages), Edition: edition, Epoch: epoch}), 0
 		}
 		last := &pages[len(pages)-1]
 		last.Orphans, size = append(last.Orphans, orphans[i]), size+more
 	}
-	return pages
+	return pages, nil
 }
 
-// writePages replaces the pages that are there. Each write names the index that the page has, so that one which lingers
-// somewhere cannot land over a later one. The caller holds the mutex.
+// writePages replaces the node's pages by cas, so that a delayed write cannot replace a later one. p.mu must be held.
 func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (node.OrphanPages, error) {
-	var said node.OrphanPages
+	var refs node.OrphanPages
 	gone, next := maps.Clone(t.orphans.index), make(map[string]uint64, len(pages))
 	var ops []consul.Op
 	for i := range pages {
 		key := t.keys.OrphanPages.Key(t.name, strconv.Itoa(pages[i].Page))
 		ops = append(ops, cas(key, pages[i], gone[key]))
-		said = node.OrphanPages{Edition: pages[i].Edition, Count: len(pages), Orphans: said.Orphans + len(pages[i].Orphans)}
+		refs = node.OrphanPages{
+			Edition: pages[i].Edition, Count: len(pages),
+			Orphans: refs.Orphans + len(pages[i].Orphans),
+		}
 		delete(gone, key)
 	}
 	for some := range slices.Chunk(ops, pagesAtOnce) {
 		written, err := t.commit(ctx, some...)
 		if err != nil {
-			return said, err
+			return refs, err
 		}
 		maps.Copy(next, written)
 	}
@@ -109,22 +120,21 @@ func (t *NodeSession) writePages(ctx context.Context, pages []node.OrphanPage) (
 	}
 	for some := range slices.Chunk(ops, consul.MaxTxnOps/2) {
 		if _, err := t.commit(ctx, some...); err != nil {
-			return said, err
+			return refs, err
 		}
 	}
-	delete(next, t.keys.Nodes.Key(t.name)) // of the fence
+	delete(next, t.keys.Nodes.Key(t.name)) // the fence is not a page
 	t.orphans.index = next
-	return said, nil
+	return refs, nil
 }
 
-// NodeOrphans reads a node's record and then the pages of orphans that it leads to, and fills Orphans in. complete is
-// false while the pages are not those that the record speaks of: the preparer is writing them, or was killed while it did.
-// Orphans that nobody could take over are left out: OrphansLeftOut counts them, and OrphansRefused says why.
-// It returns ErrNotFound when there is no record, and *CorruptError when it or a page cannot be read. It reads no more
-// than what a node's own programs write, whatever the record says, and whatever is on pages that it does not lead to.
-func (s *Views) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node], complete bool, err error) {
-	key, first := s.keys.Nodes.Key(name), s.keys.OrphanPages.Key(name, "0")
-	found, err := s.c.GetMany(ctx, []string{key, first}, consul.Consistent)
+// NodeOrphans reads a node's record and the pages to which it refers, and sets Orphans. complete is false if they do
+// not match, because the preparer is writing pages, or was killed meanwhile. OrphansLeftOut counts orphans that no farm
+// could adopt, and OrphansRefused has the reasons. It returns ErrNotFound without a record, and *CorruptError for an
+// unreadable record or page. It reads at most what a preparer writes, even if the record or a page has higher numbers.
+func (v *Views) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node], complete bool, err error) {
+	key, first := v.keys.Nodes.Key(name), v.keys.OrphanPages.Key(name, "0")
+	found, err := v.c.GetMany(ctx, []string{key, first}, consul.Consistent)
 	if err != nil {
 		return rec, false, err
 	}
@@ -132,50 +142,55 @@ func (s *Views) NodeOrphans(ctx context.Context, name string) (rec Rec[node.Node
 	if !ok {
 		return rec, false, fmt.Errorf("read key %s: %w", key, ErrNotFound)
 	}
-	if rec, err = s.Nodes.decode(pair); err != nil {
+	if rec, err = v.Nodes.decode(pair); err != nil {
 		return rec, false, err
 	}
-	said, left := rec.Value.OrphanPages, 0
-	if said == nil {
-		rec.Value.Orphans, left = node.FitOrphans(rec.Value.Orphans) // of an older preparer
+	refs, left := rec.Value.OrphanPages, 0
+	if refs == nil {
+		// A preparer of an earlier version has the orphans in its node's record.
+		rec.Value.Orphans, left = node.FitOrphans(rec.Value.Orphans)
 		rec.Value.OrphansLeftOut += left
 		return rec, true, nil
 	}
 	rec.Value.Orphans = nil
-	for n := range said.Count {
+	for n := range refs.Count {
 		if n%pagesAtOnce == 1 {
-			if found, err = s.c.GetMany(ctx, s.pageKeys(name, n, min(n+pagesAtOnce, said.Count)), consul.Consistent); err != nil {
+			if found, err = v.c.GetMany(ctx, v.pageKeys(name, n, min(n+pagesAtOnce, refs.Count)),
+				consul.Consistent); err != nil {
 				return rec, false, err
 			}
 		}
-		if ok, err := s.addPage(&rec.Value, found, n); err != nil || !ok {
+		if ok, err := v.addPage(&rec.Value, found, n); err != nil || !ok {
 			return rec, false, err
 		}
 	}
 	return rec, true, nil
 }
 
-func (s *Views) pageKeys(name string, from, to int) (keys []string) {
+func (v *Views) pageKeys(name string, from, to int) (keys []string) {
 	for n := from; n < to; n++ {
-		keys = append(keys, s.keys.OrphanPages.Key(name, strconv.Itoa(n)))
+		keys = append(keys, v.keys.OrphanPages.Key(name, strconv.Itoa(n)))
 	}
 	return keys
 }
 
-// maxPageBytes is more than a page takes that we have written.
+// maxPageBytes is more than WriteOrphans writes.
 const maxPageBytes = 2 * orphanPageBytes
 
-// addPage adds what is on a page to a record; ok is false where the page is not of the list that the record speaks of.
-func (s *Views) addPage(record *node.Node, found map[string]consul.Pair, n int) (ok bool, err error) {
-	key := s.keys.OrphanPages.Key(record.Name, strconv.Itoa(n))
+// addPage adds a page's orphans to a record; ok is false if the page does not match it.
+func (v *Views) addPage(record *node.Node, found map[string]consul.Pair, n int) (ok bool, err error) {
+	key := v.keys.OrphanPages.Key(record.Name, strconv.Itoa(n))
 	pair, there := found[key]
 	if !there {
 		return false, nil
 	}
 	if len(pair.Value) > maxPageBytes {
-		return false, &CorruptError{Key: key, Err: fmt.Errorf("it has %d bytes; allowed: %d", len(pair.Value), maxPageBytes)}
+		return false, &CorruptError{
+			Key: key,
+			Err: fmt.Errorf("it has %d bytes; allowed: %d", len(pair.Value), maxPageBytes),
+		}
 	}
-	page, err := s.OrphanPages.decode(pair)
+	page, err := v.OrphanPages.decode(pair)
 	if err != nil {
 		return false, err
 	}
@@ -188,7 +203,10 @@ func (s *Views) addPage(record *node.Node, found map[string]consul.Pair, n int) 
 		record.OrphansRefused = append(record.OrphansRefused, key+": "+why)
 	}
 	if all := len(record.Orphans) + record.OrphansLeftOut; all > node.MaxOrphans {
-		return false, &CorruptError{Key: key, Err: fmt.Errorf("with it the node lists %d orphans; allowed: %d", all, node.MaxOrphans)}
+		return false, &CorruptError{
+			Key: key,
+			Err: fmt.Errorf("with it the node lists %d orphans; allowed: %d", all, node.MaxOrphans),
+		}
 	}
 	return true, nil
 }

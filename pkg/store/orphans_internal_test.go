@@ -13,32 +13,37 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// many returns orphans of which about 200 fill a page.
+// About 200 orphans fill a page.
 func many(n int) []pod.Orphan {
 	orphans := make([]pod.Orphan, n)
 	for i := range orphans {
 		orphans[i] = pod.Orphan{
-			Identity: pod.Identity{RCID: "01jd0000000000000000000000", Role: "main", Index: i}, PodID: strings.Repeat("x", 63),
-			Digest: strings.Repeat("d", 64), Revision: 1_700_000_000_000, Ports: map[string]int{"http": 8080}, Reason: pod.ReasonOrphaned,
+			Identity: pod.Identity{
+				RCID: "01jd0000000000000000000000", Role: "main",
+				Index: i,
+			}, PodID: strings.Repeat("x", 63),
+			Digest: strings.Repeat("d",
+				64), Revision: 1_700_000_000_000, Ports: map[string]int{"http": 8080}, Reason: pod.ReasonOrphaned,
 		}
 	}
 	return orphans
 }
 
-// tell writes orphans and the record that leads to them.
+// tell writes pages of orphans, and the node's record.
 func tell(t *testing.T, session *NodeSession, epoch string, orphans []pod.Orphan) node.OrphanPages {
 	t.Helper()
 	said, err := session.WriteOrphans(t.Context(), epoch, orphans, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Epoch: epoch, OrphanPages: &said}, false); err != nil {
+	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Epoch: epoch, OrphanPages: &said},
+		false); err != nil {
 		t.Fatal(err)
 	}
 	return said
 }
 
-// read returns what is listed, and whether it is whole.
+// read also returns whether the pages match the record.
 func read(t *testing.T, st *Store) (orphans []pod.Orphan, complete bool) {
 	t.Helper()
 	rec, complete, err := st.NodeOrphans(t.Context(), "n1")
@@ -48,7 +53,7 @@ func read(t *testing.T, st *Store) (orphans []pod.Orphan, complete bool) {
 	return rec.Value.Orphans, complete
 }
 
-// However many there are, all are listed once the record leads to them, and nothing is left of a longer list.
+// All orphans are listed when the record refers to the pages, and no page of a longer list is left.
 func TestOrphansOnPages(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
@@ -65,8 +70,8 @@ func TestOrphansOnPages(t *testing.T) {
 	}
 }
 
-// Whether orphans run is said where the gate allows it, and left out where it does not: that orphans run is more than that they are listed.
-func TestOrphansSayWhatTheGateAllows(t *testing.T) {
+// The gate must allow the field Runs of an orphan.
+func TestOrphansHaveOnlyWhatTheGateAllows(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
 	orphans := many(2)
@@ -81,7 +86,7 @@ func TestOrphansSayWhatTheGateAllows(t *testing.T) {
 	write(t, st, consul.Set(st.keys.Gate.Key(), []byte(`{"version":"0.1.0"}`)))
 	listed(false)
 	st.raise(t, feature.Known.Named("ordered").Since)
-	tell(t, session, "n0", orphans) // which learns of it
+	tell(t, session, "n0", orphans) // the preparer reads the new gate
 	listed(true)
 	write(t, st, consul.Set(st.keys.Gate.Key(), []byte(`{"version":"0.1.0"}`)))
 	if _, err := session.WriteOrphans(t.Context(), "n1", orphans, true); err == nil {
@@ -93,7 +98,7 @@ func TestOrphansSayWhatTheGateAllows(t *testing.T) {
 	}
 }
 
-// What is there already is not written again. Pages that vanished are.
+// Right pages are not written again, but vanished pages are.
 func TestOrphansAreWrittenOnce(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
@@ -103,7 +108,8 @@ func TestOrphansAreWrittenOnce(t *testing.T) {
 			t.Errorf("again %v: %+v, %v; want %+v", again, said, err, first)
 		}
 	}
-	if _, err := st.c.Commit(t.Context(), []consul.Op{consul.Delete(st.keys.OrphanPages.Key("n1", strconv.Itoa(0)))}); err != nil {
+	if _, err := st.c.Commit(t.Context(),
+		[]consul.Op{consul.Delete(st.keys.OrphanPages.Key("n1", strconv.Itoa(0)))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, complete := read(t, st); complete {
@@ -118,8 +124,8 @@ func TestOrphansAreWrittenOnce(t *testing.T) {
 	}
 }
 
-// A preparer that is killed between its pages and its record, or between two pages, leaves no list: the record speaks of
-// another edition. The next one writes all of it anew.
+// If a preparer is killed between its pages and its record, the editions differ, and the next preparer writes all pages
+// again.
 func TestOrphansOfAKilledPreparer(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
@@ -137,11 +143,14 @@ func TestOrphansOfAKilledPreparer(t *testing.T) {
 	}
 }
 
-// A write of pages that lands late, after its sender had given up on it and had written others, changes nothing.
+// A late write of a page is refused, or no record refers to the page.
 func TestLatePagesOfOrphans(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
-	late := pagesOf("n1", "n0", many(400))
+	late, err := pagesOf("n1", "n0", many(400))
+	if err != nil {
+		t.Fatal(err)
+	}
 	lingering := []consul.Op{
 		consul.CheckSession(st.keys.Nodes.Key("n1"), session.sess.Releasing),
 		consul.CAS(st.keys.OrphanPages.Key("n1", strconv.Itoa(0)), asJSON(late[0]), 0),
@@ -151,7 +160,7 @@ func TestLatePagesOfOrphans(t *testing.T) {
 		t.Errorf("a late page was written: %v", err)
 	}
 	tell(t, session, "n1", nil)
-	if _, err := st.c.Commit(t.Context(), lingering); err != nil { // a page that no record speaks of
+	if _, err := st.c.Commit(t.Context(), lingering); err != nil { // it lands, but no record refers to the page
 		t.Fatal(err)
 	}
 	if got, complete := read(t, st); !complete || len(got) != 0 {
@@ -166,7 +175,7 @@ func TestLatePagesOfOrphans(t *testing.T) {
 	}
 }
 
-// Whoever does not hold the node lists nothing for it.
+// Pages need the node's lock.
 func TestOrphansNeedTheLock(t *testing.T) {
 	t.Parallel()
 	_, session, lose := nodeSession(t)
@@ -176,11 +185,12 @@ func TestOrphansNeedTheLock(t *testing.T) {
 	}
 }
 
-// Records of older preparers list orphans themselves.
+// Preparers of earlier versions list orphans in the node's record.
 func TestOrphansOfAnOlderPreparer(t *testing.T) {
 	t.Parallel()
 	st, session, _ := nodeSession(t)
-	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Epoch: "n0", Orphans: many(2)}, false); err != nil {
+	if err := session.AcquireNode(t.Context(), node.Node{Name: "n1", Epoch: "n0", Orphans: many(2)},
+		false); err != nil {
 		t.Fatal(err)
 	}
 	if got, complete := read(t, st); !complete || len(got) != 2 {

@@ -10,18 +10,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Part is what one change of a controller's pods brings into a batch, or several of them together.
+// Part is one or several changes of a controller's pods in a batch.
 type Part struct {
-	// Indices that must not have moved; zero means that the part does not depend on them.
+	// Indices of records that must be unchanged; zero: no condition.
 	SchemaIndex, BreakerIndex, DropsIndex uint64
-	// Reported are realities that must be as they were read, with the indices of those; zero: there was none.
+	// Reported has the indices of realities that must be unchanged; zero: there must be none.
 	Reported map[At]uint64
-	// Dead are nodes whose records nobody may have come to hold, with the indices of those; zero: there was no record.
+	// Dead has the records' indices of nodes that must still have no preparer; zero: there must be no record.
 	Dead         map[string]uint64
 	Pods         []PodWrite
 	Intents      []IntentWrite
 	Reservations []ReservationWrite // one per node
-	Answered     []string           // ids of requests that this deals with
+	Answered     []string           // ids of requests that this answers
 }
 
 // PodWrite replaces, creates (index zero) or removes (nil) a placement.
@@ -29,16 +29,9 @@ type PodWrite struct {
 	Identity  pod.Identity
 	Index     uint64
 	Placement *pod.Placement
-	// Landed is the index that the placement has since the batch has landed. One that is written as it is keeps its own.
+	// Landed is the placement's index after the batch has landed, also if it was unchanged.
 	Landed uint64
-	key    string // once it was asked for
-}
-
-func (w *PodWrite) keyIn(k *Keys) string {
-	if w.key == "" {
-		w.key = k.Pods.Key(w.Identity.String())
-	}
-	return w.key
+	made   consul.Op // set when it was first asked for
 }
 
 // IntentWrite sets or removes (nil) an intent.
@@ -46,25 +39,27 @@ type IntentWrite struct {
 	Node     string
 	Identity pod.Identity
 	Intent   *pod.Intent
-	key      string // once it was asked for
+	made     consul.Op // set when it was first asked for
 }
 
-func (w *IntentWrite) keyIn(k *Keys) string {
-	if w.key == "" {
-		w.key = k.Intents.Key(w.Node, w.Identity.String())
-	}
-	return w.key
-}
-
-// ReservationWrite replaces what is taken on a node, if nobody else did meanwhile.
+// ReservationWrite replaces a node's reservation by cas.
 type ReservationWrite struct {
 	Node  string
 	Index uint64
 	Value node.Reservation
+	made  consul.Op // set when it was first asked for
 }
 
-// Joins reports whether two parts can share a transaction: they must not disagree on what the world is like. They are of one
-// pass, which reads the other conditions once.
+// once encodes a record only at the first call.
+func once(made *consul.Op, make func() consul.Op) consul.Op {
+	if made.Key() == "" {
+		*made = make()
+	}
+	return *made
+}
+
+// Joins reports whether the conditions of two parts agree. A pass reads each condition once, except those in Dead. So
+// only Dead can differ.
 func (p *Part) Joins(other *Part) bool {
 	for name, index := range other.Dead {
 		if known, both := p.Dead[name]; both && known != index {
@@ -74,8 +69,7 @@ func (p *Part) Joins(other *Part) bool {
 	return true
 }
 
-// Add makes another part, which joins this one, a part of it. Of two writes of one reservation the other part's stays: it was
-// computed from this one's.
+// Add adds a part that joins this one. Its write of a reservation replaces this part's, from which it was computed.
 func (p *Part) Add(other *Part) {
 	p.SchemaIndex = max(p.SchemaIndex, other.SchemaIndex)
 	p.BreakerIndex = max(p.BreakerIndex, other.BreakerIndex)
@@ -93,59 +87,17 @@ func (p *Part) Add(other *Part) {
 	p.Answered = append(p.Answered, other.Answered...)
 	for _, w := range other.Reservations {
 		if at := slices.IndexFunc(p.Reservations, func(r ReservationWrite) bool { return r.Node == w.Node }); at >= 0 {
-			p.Reservations[at].Value = w.Value
+			p.Reservations[at].Value, p.Reservations[at].made = w.Value, w.made
 		} else {
 			p.Reservations = append(p.Reservations, w)
 		}
 	}
 }
 
-// operation is one of a part's operations before its value is encoded, which is left to the commits: they are carried out
-// side by side. All that a part makes is counted and carried out from the same list.
-type operation struct {
-	verb  verb
-	key   string
-	index uint64
-	value content // of what sets its key
-	own   bool    // no other part of the batch has one on this key
-}
-
-type verb int
-
-const (
-	checkIndex verb = iota // zero: the key must be missing
-	casRecord
-	casDelete
-	setRecord
-	deleteKey
-)
-
-// content is what a part writes.
-type content interface{ Bytes() int } // an upper bound of its length as JSON
-
-func (o operation) op() consul.Op {
-	switch {
-	case o.verb == checkIndex && o.index == 0:
-		return consul.CheckMissing(o.key)
-	case o.verb == checkIndex:
-		return consul.CheckIndex(o.key, o.index)
-	case o.verb == casRecord:
-		return cas(o.key, o.value, o.index)
-	case o.verb == casDelete:
-		return consul.DeleteCAS(o.key, o.index)
-	case o.verb == setRecord:
-		return set(o.key, o.value)
-	default:
-		return consul.Delete(o.key)
-	}
-}
-
-// operations lists what a part of a controller's batch makes, conditions first: one operation for each key.
-func (t *Batches) operations(rcID string, p *Part) []operation {
-	ops := make([]operation, 0, 3+len(p.Reported)+len(p.Dead)+len(p.Reservations)+len(p.Pods)+len(p.Intents)+len(p.Answered))
-	check := func(key string, index uint64) {
-		ops = append(ops, operation{verb: checkIndex, key: key, index: index})
-	}
+// operations lists a part's operations, at most one for each key. shared are those that other parts may need too,
+// conditions first.
+func (t *Batches) operations(rcID string, p *Part) (shared, own []consul.Op) {
+	check := func(key string, index uint64) { shared = append(shared, sameRecord(key, index)) }
 	if p.SchemaIndex != 0 {
 		check(t.keys.Schema.Key(), p.SchemaIndex)
 	}
@@ -156,86 +108,73 @@ func (t *Batches) operations(rcID string, p *Part) []operation {
 		check(t.keys.Drops.Key(rcID), p.DropsIndex)
 	}
 	for at, index := range p.Reported {
-		check(t.keys.Realities.Key(at.Node, at.Identity.String()), index)
+		check(t.keys.Realities.At(at), index)
 	}
 	for name, index := range p.Dead {
 		check(t.keys.Nodes.Key(name), index)
 	}
 	for i := range p.Reservations {
 		r := &p.Reservations[i]
-		ops = append(ops, operation{verb: casRecord, key: t.keys.Reservations.Key(r.Node), index: r.Index, value: &r.Value})
+		shared = append(shared,
+			once(&r.made, func() consul.Op { return cas(t.keys.Reservations.Key(r.Node), &r.Value, r.Index) }))
 	}
 	for i := range p.Pods {
 		w := &p.Pods[i]
-		o := operation{verb: casDelete, key: w.keyIn(t.keys), index: w.Index, own: true}
-		if w.Placement != nil {
-			o.verb, o.value = casRecord, allowed(t.guard, w.Placement)
-		}
-		ops = append(ops, o)
+		own = append(own, once(&w.made, func() consul.Op {
+			return replaceOp(t.keys.Pods.Key(w.Identity.String()), allowed(t.guard, w.Placement), w.Index)
+		}))
 	}
 	for i := range p.Intents {
 		in := &p.Intents[i]
-		o := operation{verb: deleteKey, key: in.keyIn(t.keys), own: true}
-		if in.Intent != nil {
-			o.verb, o.value = setRecord, allowed(t.guard, in.Intent)
-		}
-		ops = append(ops, o)
+		own = append(own, once(&in.made, func() consul.Op {
+			key := t.keys.Intents.Key(in.Node, in.Identity.String())
+			if in.Intent == nil {
+				return consul.Delete(key)
+			}
+			return set(key, allowed(t.guard, in.Intent))
+		}))
 	}
 	for _, id := range p.Answered {
-		ops = append(ops, operation{verb: deleteKey, key: t.keys.Requests.Key(rcID, id), own: true})
+		own = append(own, consul.Delete(t.keys.Requests.Key(rcID, id)))
 	}
-	return ops
+	return shared, own
 }
 
-// PartLoad is what a part takes of a transaction. It is an upper bound of its bytes.
+// PartLoad is how much of a transaction a part uses.
 type PartLoad struct {
-	ops, bytes int        // of operations that no other part has
-	shared     []keyBytes // of those that another part may have, too
+	ops, bytes int         // of the operations that only this part has
+	shared     []consul.Op // operations that another part may have too
 }
 
-// keyBytes is what an operation on a key takes.
-type keyBytes struct {
-	key   string
-	bytes int
-}
-
-// LoadOf returns what a part takes of a batch of a controller. Nothing is encoded for it: that is left to the commits, which
-// are carried out side by side.
-func (t *Batches) LoadOf(rcID string, p *Part) PartLoad {
-	l := PartLoad{}
-	for _, o := range t.operations(rcID, p) {
-		size := 0
-		if o.value != nil {
-			size = o.value.Bytes()
-		}
-		bytes := consul.OpBytes(o.key, size)
-		if o.own {
-			l.ops, l.bytes = l.ops+1, l.bytes+bytes
-		} else {
-			l.shared = append(l.shared, keyBytes{o.key, bytes})
-		}
+// LoadOf returns the load of a part.
+func (t *Batches) LoadOf(rcID string, p *Part) (l PartLoad) {
+	var own []consul.Op
+	l.shared, own = t.operations(rcID, p)
+	l.ops = len(own)
+	for i := range own {
+		l.bytes += own[i].Bytes()
 	}
 	return l
 }
 
-// Ops returns how many operations the part takes by itself.
-func (l PartLoad) Ops() int { return l.ops + len(l.shared) }
+// Ops returns how many operations the part has by itself.
+func (p PartLoad) Ops() int { return p.ops + len(p.shared) }
 
-// Load is what a batch takes of its transaction while parts are added to it. Parts that depend on the same thing, or write
-// the same reservation, make one operation of it, so that those operations are counted by their keys.
+// Load is how much of a transaction a batch uses. Parts share an operation for the same condition or reservation, so
+// these are counted by key.
 type Load struct {
 	shared     map[string]int // bytes by key
 	ops, bytes int
 }
 
-// HeadLoad returns what a batch takes before it has any part: its conditions and, in the one that reports, an audit record and
-// a status.
+// HeadLoad returns the load of b without parts; with reports, it includes an audit record and a status.
 func (t *Batches) HeadLoad(b *Batch, reports bool) Load {
 	head := t.head(b)
 	l := Load{shared: map[string]int{}, ops: len(head), bytes: consul.TxnBytes(head)}
 	if reports {
 		l.ops += 2
-		l.bytes += consul.OpBytes(t.keys.Audits.Key(NewID()), MaxAuditBytes) + consul.OpBytes(t.keys.Statuses.Key(b.RCID), rc.MaxStatusBytes)
+		l.bytes += consul.OpBytes(t.keys.Audits.Key(NewID()),
+			MaxAuditBytes) + consul.OpBytes(t.keys.Statuses.Key(b.RCID), rc.MaxStatusBytes)
 	}
 	return l
 }
@@ -244,26 +183,25 @@ func (t *Batches) HeadLoad(b *Batch, reports bool) Load {
 func (l *Load) Add(part PartLoad) {
 	ops, bytes := l.with(part)
 	l.ops, l.bytes = l.ops+ops, l.bytes+bytes
-	for _, s := range part.shared {
-		l.shared[s.key] = s.bytes
+	for i := range part.shared {
+		l.shared[part.shared[i].Key()] = part.shared[i].Bytes()
 	}
 }
 
-// Takes reports whether a part fits besides what is there, and as many more like it as make so many altogether.
+// Takes reports whether the transaction has space for many parts as large as this one.
 func (l *Load) Takes(part PartLoad, many int) bool {
 	ops, bytes := l.with(part)
 	return l.ops+many*ops <= consul.MaxTxnOps && l.bytes+many*bytes <= consul.MaxTxnBytes
 }
 
-// with returns what a part adds.
 func (l *Load) with(part PartLoad) (ops, bytes int) {
 	ops, bytes = part.ops, part.bytes
-	for _, s := range part.shared {
-		known, again := l.shared[s.key]
+	for i := range part.shared {
+		known, again := l.shared[part.shared[i].Key()]
 		if !again {
 			ops++
 		}
-		bytes += s.bytes - known
+		bytes += part.shared[i].Bytes() - known
 	}
 	return ops, bytes
 }

@@ -7,21 +7,19 @@ import (
 	"path"
 	"slices"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
 // RCIDByName returns the id of the controller with a name, or ErrNotFound.
-func (s *Views) RCIDByName(ctx context.Context, name string) (string, error) {
-	pair, err := s.c.Get(ctx, s.keys.Names.Key(name), consul.Consistent)
+func (v *Views) RCIDByName(ctx context.Context, name string) (string, error) {
+	pair, err := v.c.Get(ctx, v.keys.Names.Key(name), consul.Consistent)
 	return string(pair.Value), err
 }
 
-// ListRCNames reads the names of all controllers, by their ids.
-func (s *Views) ListRCNames(ctx context.Context) (map[string]string, error) {
-	pairs, err := s.c.List(ctx, s.keys.Names.Key(), consul.Default)
+// ListRCNames reads the names of all controllers, by id.
+func (v *Views) ListRCNames(ctx context.Context) (map[string]string, error) {
+	pairs, err := v.c.List(ctx, v.keys.Names.Key(), consul.Default)
 	names := make(map[string]string, len(pairs))
 	for _, p := range pairs {
 		names[string(p.Value)] = path.Base(p.Key)
@@ -29,10 +27,10 @@ func (s *Views) ListRCNames(ctx context.Context) (map[string]string, error) {
 	return names, err
 }
 
-// ListPlacedRCIDs returns the ids of all controllers that have placements, with or without a record of their own.
-func (s *Views) ListPlacedRCIDs(ctx context.Context) ([]string, error) {
-	keys, err := s.c.Children(ctx, s.keys.Pods.Key())
-	return idsOf(keys, s.keys.Pods.Key()), err
+// ListPlacedRCIDs returns the controllers that have placements, with or without a record.
+func (v *Views) ListPlacedRCIDs(ctx context.Context) ([]string, error) {
+	keys, err := v.c.Children(ctx, v.keys.Pods.Key())
+	return idsOf(keys, v.keys.Pods.Key()), err
 }
 
 func (s *db) ids(ctx context.Context, prefix string) ([]string, error) {
@@ -40,7 +38,6 @@ func (s *db) ids(ctx context.Context, prefix string) ([]string, error) {
 	return idsOf(keys, prefix), err
 }
 
-// idsOf returns the last parts of keys, without the marker of the prefix that they are below.
 func idsOf(keys []string, prefix string) []string {
 	ids := make([]string, 0, len(keys))
 	for _, key := range keys {
@@ -51,30 +48,30 @@ func idsOf(keys []string, prefix string) []string {
 	return ids
 }
 
-// Operator are the acts of operators, each with its audit record.
+// Operator has operators' writes. All but EnsureSchema also write an audit record.
 type Operator struct{ *db }
 
 // RCChange is one operator act on one controller.
 type RCChange struct {
-	RC        rc.RC            // as it shall be; its Generation must be one more than before
-	Index     uint64           // of the record that it was computed from; zero creates the controller and its name
-	Manifests []DeployManifest // to store; none when no manifest changes
+	RC        rc.RC            // the new controller; its Generation must be one more than before
+	Index     uint64           // of the record from which RC was computed; zero creates the controller and its name
+	Manifests []DeployManifest // to store; none if no manifest changes
 	Audit     Audit
 }
 
-// ChangeRC writes a change with its manifests, bell and audit record, and for a new one the key of its drops, in one transaction. It returns ErrConflict when the
-// record, or on creation the name, was changed by somebody else, or where the service of the controller has a rollout. An unknown outcome is found out before it returns: the
-// audit record tells whether the change landed, and the index check keeps a second landing out.
-func (s *Operator) ChangeRC(ctx context.Context, c RCChange) error {
+// ChangeRC writes a change with its manifests and bell in one transaction. It returns ErrConflict if the record has
+// changed, if the name of a new controller is taken, or if its service has a rollout. It tries again until the outcome
+// is known. The index keeps the change from landing twice.
+func (o *Operator) ChangeRC(ctx context.Context, c RCChange) error {
 	var free []consul.Op
-	if c.RC.Service != nil { // no rollout has begun meanwhile
-		free = append(free, consul.CheckMissing(s.keys.Rollouts.Key(c.RC.ID)))
+	if c.RC.Service != nil { // a rollout that has begun meanwhile refuses the change
+		free = append(free, consul.CheckMissing(o.keys.Rollouts.Key(c.RC.ID)))
 	}
-	return s.change(ctx, "rc "+c.RC.Name, free, c.Manifests, []Rec[rc.RC]{{Value: c.RC, Index: c.Index}}, c.Audit)
+	return o.change(ctx, "rc "+c.RC.Name, free, c.Manifests, []Rec[rc.RC]{{Value: c.RC, Index: c.Index}}, c.Audit)
 }
 
-// rcsOps lists what makes (index zero) or changes controllers. One that is made says in which epoch: no node that has been silent since that began
-// can run its pods (ADR 23).
+// rcsOps makes (index zero) or changes controllers. A new controller has the present epoch. A node that has been silent
+// since before that epoch cannot run its pods (ADR 23).
 func (s *db) rcsOps(ctx context.Context, rcs []Rec[rc.RC]) ([]consul.Op, error) {
 	var ops []consul.Op
 	var schema Rec[Schema]
@@ -92,7 +89,9 @@ func (s *db) rcsOps(ctx context.Context, rcs []Rec[rc.RC]) ([]consul.Op, error) 
 	for i := range rcs {
 		r := rcs[i].Value
 		if all = append(all, r.ID); rcs[i].Index == 0 {
-			if !schema.Value.WentBack || rc.UnitOf(r.ID) == r.ID { // else a revision that the restore has undone may have had this id
+			// After the store went back in time, a revision's id is perhaps not new: the restore may have undone a
+			// revision with this id. So MadeIn stays empty.
+			if !schema.Value.WentBack || rc.UnitOf(r.ID) == r.ID {
 				r.MadeIn = schema.Value.Epoch
 			}
 			made = append(made, r.ID)
@@ -106,8 +105,7 @@ func (s *db) rcsOps(ctx context.Context, rcs []Rec[rc.RC]) ([]consul.Op, error) 
 	return append(ops, s.rings(all...)...), nil
 }
 
-// casRC writes a controller if it is as it was read. The epoch that it was made in is left out where the gate does not allow it: nobody has asked
-// for that.
+// casRC leaves out MadeIn if the gate forbids it, because no operator has asked for this field.
 func (s *db) casRC(ctx context.Context, r rc.RC, index uint64) consul.Op {
 	if s.guard.leavesOut(ctx, &rc.RC{MadeIn: r.MadeIn}) {
 		r.MadeIn = ""
@@ -115,66 +113,60 @@ func (s *db) casRC(ctx context.Context, r rc.RC, index uint64) consul.Op {
 	return cas(s.keys.RCs.Key(r.ID), &r, index)
 }
 
-// change commits operations together with manifests, with controllers that are made or changed, and with the audit record of it all. Somebody else may
-// store a manifest meanwhile, for another controller and with another signature: then it is tried again.
-func (s *db) change(ctx context.Context, what string, ops []consul.Op, manifests []DeployManifest, rcs []Rec[rc.RC], a Audit) error {
+// change commits ops with manifests and controllers. It tries again if another program stores one of the manifests.
+func (s *db) change(ctx context.Context, what string, ops []consul.Op, manifests []DeployManifest, rcs []Rec[rc.RC],
+	a Audit,
+) error {
 	made, err := s.rcsOps(ctx, rcs)
 	if err != nil {
 		return err
 	}
-	_, err = backoff.Retry(ctx, func() (struct{}, error) {
+	return retry(ctx, func() (bool, error) {
 		store := s.storeManifests
 		if len(ops)+len(made)+2*len(manifests)+1 > consul.MaxTxnOps { // with the audit record
 			store = s.storeManifestsBefore
 		}
 		stored, keys, err := store(ctx, manifests)
-		if again(err) {
-			return struct{}{}, err
-		}
 		if err != nil {
-			return struct{}{}, permanent(err)
+			return again(err), err
 		}
 		err = s.commitDefinitely(ctx, what, a, slices.Concat(ops, stored, made)...)
-		if errors.Is(err, ErrConflict) && consul.RefusedOnly(err, keys...) {
-			return struct{}{}, err
-		}
-		return struct{}{}, permanent(err)
-	}, tries()...)
-	return err
+		return errors.Is(err, ErrConflict) && consul.RefusedOnly(err, keys...), err
+	})
 }
 
-// commitDefinitely commits a change with its audit record until its outcome is known. The change must hold a condition that
-// its own landing breaks, so that it cannot land twice. It returns ErrConflict when the change was refused, and ErrUnknown when
-// the context ended before the outcome was known. Any other error says that nothing was written.
+// commitDefinitely commits a change until the outcome is known. The change must have a condition that is false after it
+// has landed, because otherwise it could land twice. It returns ErrConflict for a refusal, and ErrUnknown if the
+// context ended before the outcome was known. After any other error nothing was written.
 func (s *db) commitDefinitely(ctx context.Context, what string, a Audit, ops ...consul.Op) error {
 	ops = append(ops, s.audit(a))
-	open := false // some try may have landed, or may yet
-	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		_, err := s.c.Commit(ctx, ops)
+	open := false // an attempt may have landed, or may still land
+	err := retry(ctx, func() (bool, error) {
+		err := s.send(ctx, ops...)
 		open = open || errors.Is(err, ErrUnknown) && !errors.Is(err, consul.ErrUnsent)
 		if err == nil || !errors.Is(err, ErrRefused) && !errors.Is(err, ErrUnknown) || Denied(err) {
-			return struct{}{}, permanent(err)
+			return false, err
 		}
 		landed, readErr := s.exists(ctx, s.keys.Audits.Key(a.ID))
 		switch {
 		case readErr == nil && landed:
-			return struct{}{}, nil
+			return false, nil
 		case errors.Is(err, ErrRefused) && readErr != nil:
-			return struct{}{}, permanent(readErr)
+			return false, readErr
 		case errors.Is(err, ErrRefused):
 			open = false
-			return struct{}{}, permanent(fmt.Errorf("%s: %w: %w", what, ErrConflict, err))
+			return false, fmt.Errorf("%s: %w: %w", what, ErrConflict, err)
 		default:
-			return struct{}{}, err
+			return true, err
 		}
-	}, tries()...)
+	})
 	if err != nil && open {
 		return fmt.Errorf("change of %s: %w: %w", what, ErrUnknown, err)
 	}
 	return err
 }
 
-// Denied reports whether a refusal is about permission, which no other try mends.
+// Denied reports whether the token lacks a permission. Another try does not help then.
 func Denied(err error) bool {
 	refused, is := errors.AsType[*consul.RefusedError](err)
 	return is && refused.Denied()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/oklog/ulid/v2"
@@ -13,33 +14,33 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// Sentinels that callers test for with errors.Is.
+// Sentinel errors for errors.Is.
 var (
 	ErrNotFound = consul.ErrNotFound
-	// ErrConflict means that a record changed since it was read: read again, compute again.
+	// ErrConflict means that a record changed since it was read. Read and compute again.
 	ErrConflict = errors.New("changed meanwhile")
-	// ErrRefused means that Consul refused a transaction; nothing of it was written.
+	// ErrRefused means that Consul refused a transaction and wrote nothing.
 	ErrRefused = consul.ErrRefused
-	// ErrUnknown means that a transaction may have landed, or may yet: bump the fence before reading on.
+	// ErrUnknown means that a transaction may have landed, or may still land. Bump the fence before you read again.
 	ErrUnknown = consul.ErrUnknown
-	// ErrTooLarge means that a record is larger than Consul takes; it was not sent.
+	// ErrTooLarge means that a record exceeds Consul's limits and was not sent.
 	ErrTooLarge = consul.ErrTooLarge
-	// ErrInvalid means that a record would be one that its readers refuse; it was not sent.
+	// ErrInvalid means that readers would refuse the record. It was not sent.
 	ErrInvalid = errors.New("invalid record")
-	// ErrLost means that the session or the lock is not ours any more.
+	// ErrLost means that this process has lost the session or the lock.
 	ErrLost = consul.ErrLost
 	// ErrWentBack means that the store went back in time.
 	ErrWentBack = consul.ErrWentBack
-	// ErrUnanswered means, joined to ErrWentBack, that nothing could be done about that yet.
+	// ErrUnanswered is joined to ErrWentBack if the receiver of a watch could not act on the return in time.
 	ErrUnanswered = consul.ErrUnanswered
-	// ErrFiltered means that the token may not read what was asked for.
+	// ErrFiltered means that the token may not read everything that was asked for.
 	ErrFiltered = consul.ErrFiltered
 )
 
-// Failures are what Outcome says of writes that did not land.
+// Failures are the results of Outcome besides good.
 var Failures = []string{"refused", "unknown", "error"}
 
-// Outcome says in a word what became of a write; good where it landed.
+// Outcome returns a write's outcome in a word; good if it landed.
 func Outcome(err error, good string) string {
 	switch {
 	case err == nil:
@@ -53,30 +54,24 @@ func Outcome(err error, good string) string {
 	}
 }
 
-// Level chooses what a read may miss.
+// Level is how current a read must be.
 type Level = consul.Consistency
 
 const (
-	// Default is answered by the leader; for a moment around an election it may be behind.
+	// Default is answered by the leader. Around an election the answer may be old.
 	Default = consul.Default
-	// Consistent makes the leader prove its leadership first. The first read after a claim uses it.
+	// Consistent makes the leader prove its leadership first.
 	Consistent = consul.Consistent
-	// Stale is answered by any server, also without a leader, and may be old. Nothing is decided by it.
+	// Stale is answered by any server, even without a leader, and may be old. No decision may depend on it.
 	Stale = consul.Stale
 )
 
-func levelOf(consistent bool) Level {
-	if consistent {
-		return Consistent
-	}
-	return Default
-}
-
-// Rec is a record as read, with what a later write needs to be refused if the record changed.
+// Rec is a record as read.
 type Rec[T any] struct {
+	Key     string
 	Value   T
-	Index   uint64 // Consul's modify index; zero when the record does not exist
-	Session string // that holds the key as a lock
+	Index   uint64 // Consul's modify index; zero if the record does not exist
+	Session string // the session that holds the key as a lock
 }
 
 // CorruptError is a record that exists and cannot be read.
@@ -86,12 +81,12 @@ type CorruptError struct {
 }
 
 // Error names the key.
-func (e *CorruptError) Error() string { return fmt.Sprintf("unreadable record %s: %v", e.Key, e.Err) }
+func (c *CorruptError) Error() string { return fmt.Sprintf("unreadable record %s: %v", c.Key, c.Err) }
 
-// Unwrap returns what is wrong with it.
-func (e *CorruptError) Unwrap() error { return e.Err }
+// Unwrap returns what is wrong with the record.
+func (c *CorruptError) Unwrap() error { return c.Err }
 
-// CorruptAt returns what is said of records that cannot be read, by the last part of their keys: the name of a node, where the records are about nodes.
+// CorruptAt returns what is wrong with unreadable records, by the last part of the key, such as a node's name.
 func CorruptAt(found []error) map[string]string {
 	texts := map[string]string{}
 	for _, err := range found {
@@ -108,15 +103,14 @@ func IsCorrupt(err error) bool {
 	return is
 }
 
-// Records are all records of one kind.
+// Records are all records of one kind. Lists have one *CorruptError for each unreadable record.
 type Records[T any] struct {
 	Kind
 	db   *db
-	home func(key string, value *T) string // where a record belongs that was found at a key; nil: it does not say
+	home func(key string, value *T) string // the key to which a record belongs; nil: its content does not show the key
 }
 
-// Get reads one record, or returns ErrNotFound, or a *CorruptError. Unlike a list, which Consul answers emptily to a request without a token, it
-// fails when the key may not be read.
+// Get returns ErrNotFound or a *CorruptError. If the token may not read the key, it returns an error, unlike List.
 func (r *Records[T]) Get(ctx context.Context, level Level, id ...string) (Rec[T], error) {
 	pair, err := r.db.c.Get(ctx, r.Key(id...), level)
 	if err != nil {
@@ -125,21 +119,47 @@ func (r *Records[T]) Get(ctx context.Context, level Level, id ...string) (Rec[T]
 	return r.decode(pair)
 }
 
-// List reads all records, or those whose ids begin with a part, and one *CorruptError for each that cannot be read.
+// present is Get, with an empty Value for a missing or unreadable record. Index is zero only for a missing one.
+func (r *Records[T]) present(ctx context.Context, id ...string) (Rec[T], error) {
+	rec, err := r.Get(ctx, Consistent, id...)
+	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
+		return Rec[T]{Index: rec.Index}, nil
+	}
+	return rec, err
+}
+
+// List reads all records, or those whose ids begin with the part below.
 func (r *Records[T]) List(ctx context.Context, level Level, below ...string) ([]Rec[T], []error, error) {
 	prefix := r.Key()
 	if len(below) > 0 {
 		prefix = r.Below(below[0])
 	}
 	pairs, err := r.db.c.List(ctx, prefix, level)
-	if err != nil {
-		return nil, nil, err
-	}
-	recs, corrupt := each(pairs, r.decode)
-	return recs, corrupt, nil
+	recs, corrupt := r.each(pairs)
+	return recs, corrupt, err
 }
 
-// IDs returns the last parts of all ids, in the order of the keys, whether the records can be read or not.
+// listIf reads the records below a prefix of several kinds for whose keys ours is true.
+func (r *Records[T]) listIf(ctx context.Context, prefix string, ours func(key string) bool) ([]Rec[T], []error, error) {
+	pairs, err := r.db.c.List(ctx, prefix, Default)
+	recs, corrupt := r.each(slices.DeleteFunc(pairs, func(p consul.Pair) bool { return !ours(p.Key) }))
+	return recs, corrupt, err
+}
+
+// at reads the records at the keys, in this order, without missing ones.
+func (r *Records[T]) at(ctx context.Context, level Level, keys []string) ([]Rec[T], []error, error) {
+	found, err := r.db.c.GetMany(ctx, keys, level)
+	pairs := make([]consul.Pair, 0, len(found))
+	for _, key := range keys {
+		if p, exists := found[key]; exists {
+			pairs = append(pairs, p)
+		}
+	}
+	recs, corrupt := r.each(pairs)
+	return recs, corrupt, err
+}
+
+// IDs returns the last parts of all ids, sorted by key, also of unreadable records.
 func (r *Records[T]) IDs(ctx context.Context) ([]string, error) { return r.db.ids(ctx, r.Key()) }
 
 // Exists reports whether there is a record, readable or not.
@@ -147,9 +167,9 @@ func (r *Records[T]) Exists(ctx context.Context, id ...string) (bool, error) {
 	return r.db.exists(ctx, r.Key(id...))
 }
 
-// decode reads one record. One that says that it is another than its key does, as a copy would, is corrupt.
+// decode refuses a record whose content belongs to another key, such as a copy.
 func (r *Records[T]) decode(p consul.Pair) (Rec[T], error) {
-	rec := Rec[T]{Index: p.ModifyIndex, Session: p.Session}
+	rec := Rec[T]{Key: p.Key, Index: p.ModifyIndex, Session: p.Session}
 	err := json.Unmarshal(p.Value, &rec.Value)
 	if err == nil {
 		err = checked(&rec.Value)
@@ -165,7 +185,6 @@ func (r *Records[T]) decode(p consul.Pair) (Rec[T], error) {
 	return rec, nil
 }
 
-// decodeIn decodes one of the records that were found; a missing one has index zero.
 func (r *Records[T]) decodeIn(found map[string]consul.Pair, key string) (Rec[T], error) {
 	if pair, ok := found[key]; ok {
 		return r.decode(pair)
@@ -173,20 +192,12 @@ func (r *Records[T]) decodeIn(found map[string]consul.Pair, key string) (Rec[T],
 	return Rec[T]{}, nil
 }
 
-// recallIn is decodeIn by way of the memo.
-func (r *Records[T]) recallIn(found map[string]consul.Pair, key string) (Rec[T], error) {
-	if pair, ok := found[key]; ok {
-		return r.recall(pair)
-	}
-	return Rec[T]{}, nil
-}
-
-// recallAt recalls those of some records, each of a node and an identity, that were found, and returns a *CorruptError for each that cannot be read.
-func (r *Records[T]) recallAt(found map[string]consul.Pair, at []At) (map[At]T, []error) {
+// decodeAt decodes records about copies, without missing ones. It returns an error for each unreadable one.
+func (r *Records[T]) decodeAt(found map[string]consul.Pair, at []At) (map[At]T, []error) {
 	out := make(map[At]T, len(at))
 	var corrupt []error
 	for _, a := range at {
-		if rec, err := r.recallIn(found, r.At(a)); err != nil {
+		if rec, err := r.decodeIn(found, r.At(a)); err != nil {
 			corrupt = append(corrupt, err)
 		} else if rec.Index != 0 {
 			out[a] = rec.Value
@@ -195,28 +206,29 @@ func (r *Records[T]) recallAt(found map[string]consul.Pair, at []At) (map[At]T, 
 	return out, corrupt
 }
 
-// each decodes what can be decoded and returns one CorruptError for each record that cannot. Marker keys are left out.
-func each[T any](pairs []consul.Pair, decode func(consul.Pair) (Rec[T], error)) (recs []Rec[T], corrupt []error) {
+func (r *Records[T]) each(pairs []consul.Pair) (recs []Rec[T], corrupt []error) {
 	for _, p := range pairs {
 		if strings.HasSuffix(p.Key, "/") {
 			continue
 		}
-		rec, err := decode(p)
-		if err != nil {
+		if rec, err := r.decode(p); err != nil {
 			corrupt = append(corrupt, err)
-			continue
+		} else {
+			recs = append(recs, rec)
 		}
-		recs = append(recs, rec)
 	}
 	return recs, corrupt
 }
 
-// sameRecord is the condition that a record is as it was read; zero: that there is none.
+// sameRecord is the condition that a record is unchanged; index zero: missing.
 func sameRecord(key string, index uint64) consul.Op {
-	return operation{verb: checkIndex, key: key, index: index}.op()
+	if index == 0 {
+		return consul.CheckMissing(key)
+	}
+	return consul.CheckIndex(key, index)
 }
 
-// conflictOn joins ErrConflict to a refusal on a record that somebody else has written.
+// conflictOn adds ErrConflict if Consul refused a transaction because of the record at key.
 func conflictOn(err error, key string) error {
 	if consul.RefusedOn(err, key) {
 		return errors.Join(ErrConflict, err)
@@ -224,7 +236,7 @@ func conflictOn(err error, key string) error {
 	return err
 }
 
-// replaceOp writes a record, or removes it where there is none to write (nil), if it is as it was read.
+// replaceOp writes a record, or removes it if value is nil, by cas.
 func replaceOp[T any](key string, value *T, index uint64) consul.Op {
 	if value == nil {
 		return consul.DeleteCAS(key, index)
@@ -232,5 +244,5 @@ func replaceOp[T any](key string, value *T, index uint64) consul.Op {
 	return cas(key, value, index)
 }
 
-// NewID returns a fresh random id: a ULID in lower case, which sorts by the time of its making.
+// NewID returns a ULID in lower case, which sorts by the time when it was made.
 func NewID() string { return strings.ToLower(ulid.Make().String()) }

@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// All that a rollout begins with is there after its transaction.
+// After the transaction that begins a rollout, all its records exist.
 func TestADeploymentIsWhole(t *testing.T) {
 	t.Parallel()
 	farm, _ := begun(t)
@@ -33,8 +33,8 @@ func TestADeploymentIsWhole(t *testing.T) {
 	}
 }
 
-// A second one is refused, and so is one that relies on a record which has changed; one in mid-course replaces what it
-// has seen. That a farm owns the service is in nobody's way.
+// A deployment is refused if there is a rollout that it has not seen, or if a record changed from which it was
+// computed. It replaces a rollout that it has seen, also while a farm owns the service.
 func TestADeploymentIsRefused(t *testing.T) {
 	t.Parallel()
 	farm, _ := begun(t)
@@ -61,11 +61,11 @@ func TestADeploymentIsRefused(t *testing.T) {
 		t.Errorf("in mid-course: %v", err)
 	}
 	if indexOf(t, farm, farm.keys.Bells.Key(testUnit)) == bell {
-		t.Error("the owner is not told")
+		t.Error("the bell of the unit has not rung")
 	}
 }
 
-// The owner is told also of a deployment that changes the rollout and no controller, as counts of other roles do.
+// A deployment that changes the rollout but no controller, for example the counts of other roles, rings the bell.
 func TestADeploymentThatChangesNoControllerRings(t *testing.T) {
 	t.Parallel()
 	farm, _ := begun(t)
@@ -74,11 +74,11 @@ func TestADeploymentThatChangesNoControllerRings(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after := unitNow(t, farm); after.BellIndex == u.BellIndex {
-		t.Error("the owner is not told")
+		t.Error("the bell of the unit has not rung")
 	}
 }
 
-// A step says where it has landed: all that it writes is there at that index, and the rest is as it was.
+// All records that a step wrote have the index that CommitRollout returns, and others are unchanged.
 func TestAStepLands(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
@@ -96,9 +96,10 @@ func TestAStepLands(t *testing.T) {
 		t.Errorf("at %d: no audit record, or another controller changed", index)
 	}
 
-	same := moved(next(t, farm, fence)) // the rollout stays as it is, also where it is written
+	same := moved(next(t, farm, fence)) // the step writes the rollout's record without a change
 	same.Record.Stage--
-	if index = committed(t, farm, same); index != indexOf(t, farm, farm.keys.RCs.Key(newID)) || index <= u.Rollout.Index {
+	if index = committed(t, farm, same); index != indexOf(t, farm, farm.keys.RCs.Key(newID)) ||
+		index <= u.Rollout.Index {
 		t.Errorf("with the same record: %d, before %d", index, u.Rollout.Index)
 	}
 	without := moved(next(t, farm, fence))
@@ -119,7 +120,8 @@ func TestAStepLands(t *testing.T) {
 	}
 }
 
-// A step depends on records and on the lock, and on nothing that nodes and the owner report.
+// A step depends on the fence and on records of operators and of the rollout, but not on statuses, drops, the bell and
+// alerts.
 func TestAStepDependsOnNoReport(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
@@ -135,8 +137,8 @@ func TestAStepDependsOnNoReport(t *testing.T) {
 	committed(t, farm, s)
 }
 
-// A step lands only under the fence, and while all that it was decided from is as it was read. One that is refused
-// writes nothing.
+// A step lands only if the fence holds, and the records from which it was decided are unchanged. Else nothing is
+// written.
 func TestAStepIsRefused(t *testing.T) {
 	t.Parallel()
 	touching := func(key func(k *Keys) string) func(*testing.T, *FarmSession, Fence) error {
@@ -159,7 +161,10 @@ func TestAStepIsRefused(t *testing.T) {
 		"an operator asks": func(t *testing.T, farm *FarmSession, _ Fence) error {
 			t.Helper()
 			return (&Operator{farm.db}).AskRollout(t.Context(), RolloutAsk{
-				Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op", "pause", "",
+				Service: "web", Request: rollout.Request{
+					Verb: rollout.PauseVerb,
+					By:   "op",
+				}, Audit: NewAudit("op", "pause", "",
 					nil),
 			})
 		},
@@ -169,11 +174,12 @@ func TestAStepIsRefused(t *testing.T) {
 		"a controller that changes is gone": removing(changes),
 		"a controller that stays changed":   touching(stays),
 		"a controller that stays is gone":   removing(stays),
-		"a controller came":                 touching(func(k *Keys) string { return k.RCs.Key(rc.RevisionID(testUnit, 3)) }),
-		"the schema changed":                touching(schema),
-		"the schema is gone":                removing(schema),
-		"the breaker changed":               touching(breaker),
-		"the breaker is gone":               removing(breaker),
+		"a controller came": touching(
+			func(k *Keys) string { return k.RCs.Key(rc.RevisionID(testUnit, 3)) }),
+		"the schema changed":  touching(schema),
+		"the schema is gone":  removing(schema),
+		"the breaker changed": touching(breaker),
+		"the breaker is gone": removing(breaker),
 		"the fence moved": func(t *testing.T, farm *FarmSession, f Fence) error {
 			t.Helper()
 			_, err := farm.Bump(t.Context(), f)
@@ -200,7 +206,7 @@ func TestAStepIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			farm, fence := begun(t)
-			// Of revision 3 there is nothing but a status, so that no record of it must come.
+			// The step depends on the condition that revision 3, with only a status, has no record.
 			if err := touch(t, farm, farm.keys.Statuses.Key(rc.RevisionID(testUnit, 3))); err != nil {
 				t.Fatal(err)
 			}
@@ -216,9 +222,10 @@ func TestAStepIsRefused(t *testing.T) {
 			}
 			audit := NewAudit("f", "rollout", newID, nil)
 			for what, s := range map[string]*RolloutStep{
-				"step":    with(func(s *RolloutStep) { moved(s); s.Audit = &audit }),
-				"end":     with(func(s *RolloutStep) { ended(moved(s), rollout.Done, "") }),
-				"trouble": with(func(s *RolloutStep) { s.Trouble = &RolloutTrouble{Rollout: "one", Reason: "look at it"} }),
+				"step": with(func(s *RolloutStep) { moved(s); s.Audit = &audit }),
+				"end":  with(func(s *RolloutStep) { ended(moved(s), rollout.Done, "") }),
+				"trouble": with(
+					func(s *RolloutStep) { s.Trouble = &RolloutTrouble{Rollout: "one", Reason: "look at it"} }),
 			} {
 				if _, err := farm.CommitRollout(t.Context(), s); !errors.Is(err, ErrRefused) {
 					t.Errorf("%s: %v", what, err)
@@ -233,8 +240,7 @@ func TestAStepIsRefused(t *testing.T) {
 	}
 }
 
-// A step that was decided without a breaker that can be read, which moves nothing, depends on none: one that is there
-// and cannot be read has an index that nobody knows.
+// If the breaker could not be read, the step has no condition on it.
 func TestAStepWithoutABreaker(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
@@ -243,8 +249,8 @@ func TestAStepWithoutABreaker(t *testing.T) {
 	committed(t, farm, s)
 }
 
-// The last step leaves nothing of a rollout but its outcome in the history, and the trouble that outlives it. The farm
-// owns the service on.
+// A rollout's last step removes its record, and writes the outcome into the history. It can leave alerts. The farm
+// still owns the service.
 func TestTheEndOfARollout(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
@@ -275,7 +281,7 @@ func TestTheEndOfARollout(t *testing.T) {
 	}
 }
 
-// What the history is like keeps no rollout from ending, unless it changes under the step.
+// A rollout ends even if its history is missing, unreadable, or of another rollout.
 func TestARolloutEndsWhateverItsHistory(t *testing.T) {
 	t.Parallel()
 	for name, value := range map[string]string{
@@ -302,15 +308,15 @@ func TestARolloutEndsWhateverItsHistory(t *testing.T) {
 	}
 }
 
-// Trouble lasts while its rollout does, and after that only where the last step says so: until another rollout makes
-// a step.
+// A rollout's alerts are kept while it is under way. After its end, the last step's alerts are kept until another
+// rollout makes a step.
 func TestTroubleOfARollout(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
 	trouble := func(want string) {
 		t.Helper()
 		if got := unitNow(t, farm).Trouble.Value.Reason; got != want {
-			t.Errorf("people are told %q, want %q", got, want)
+			t.Errorf("the alert is %q, want %q", got, want)
 		}
 	}
 	tell := func(s *RolloutStep, reason string) *RolloutStep {
@@ -342,7 +348,7 @@ func TestTroubleOfARollout(t *testing.T) {
 	committed(t, farm, moved(next(t, farm, fence)))
 	trouble("")
 
-	// One that cannot be read is none, and goes with the next step.
+	// The next step removes unreadable alerts.
 	if err := touch(t, farm, farm.keys.RolloutTroubles.Key(testUnit)); err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +359,7 @@ func TestTroubleOfARollout(t *testing.T) {
 	}
 }
 
-// A rollout that cannot be read is there all the same, and does not keep the rest of its unit from being read.
+// If a rollout cannot be read, ReadUnit returns its index, an error, and all other records of the unit.
 func TestARolloutThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	farm, _ := begun(t)

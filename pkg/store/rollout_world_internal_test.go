@@ -68,7 +68,7 @@ func deploy(t *testing.T, st *FarmSession, r rollout.Record, index uint64, recs 
 
 var oldID, newID = rc.RevisionID(testUnit, 1), rc.RevisionID(testUnit, 2)
 
-// begun is a service whose revision 1 is there and whose rollout to revision 2 has begun, owned by a farm.
+// begun makes a service, and begins a rollout to revision 2. It returns the owner and its fence.
 func begun(t *testing.T) (*FarmSession, Fence) {
 	t.Helper()
 	farm := farmSession(t, "f")
@@ -95,14 +95,14 @@ func begun(t *testing.T) (*FarmSession, Fence) {
 
 func unitNow(t *testing.T, farm *FarmSession) *Unit {
 	t.Helper()
-	u, err := farm.ReadUnit(t.Context(), testUnit, true)
+	u, err := farm.ReadUnit(t.Context(), testUnit, Consistent)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &u
 }
 
-// next is a step that depends on what there is now. It writes nothing yet.
+// next returns a step without writes that depends on the present records.
 func next(t *testing.T, farm *FarmSession, f Fence) *RolloutStep {
 	t.Helper()
 	s := &RolloutStep{Fence: f, Unit: unitNow(t, farm)}
@@ -118,7 +118,6 @@ func next(t *testing.T, farm *FarmSession, f Fence) *RolloutStep {
 	return s
 }
 
-// moved has a step move a pod to the new revision.
 func moved(s *RolloutStep) *RolloutStep {
 	record, up := s.Unit.Rollout.Value, s.Unit.Heads[newID].RC.Value
 	record.Stage++
@@ -127,7 +126,6 @@ func moved(s *RolloutStep) *RolloutStep {
 	return s
 }
 
-// ended has a step end the rollout.
 func ended(s *RolloutStep, state rollout.State, reason string) *RolloutStep {
 	record := s.Unit.Rollout.Value
 	record.State, record.Reason = state, reason
@@ -144,7 +142,7 @@ func committed(t *testing.T, farm *FarmSession, s *RolloutStep) uint64 {
 	return index
 }
 
-// indexOf returns the index of a key; zero: it is missing.
+// indexOf returns zero if the key is missing.
 func indexOf(t *testing.T, farm *FarmSession, key string) uint64 {
 	t.Helper()
 	p, err := farm.c.Get(t.Context(), key, consul.Consistent)
@@ -154,7 +152,6 @@ func indexOf(t *testing.T, farm *FarmSession, key string) uint64 {
 	return p.ModifyIndex
 }
 
-// everything returns the index of every key.
 func everything(t *testing.T, farm *FarmSession) map[string]uint64 {
 	t.Helper()
 	pairs, err := farm.c.List(t.Context(), farm.keys.Prefix(), consul.Consistent)
@@ -168,7 +165,7 @@ func everything(t *testing.T, farm *FarmSession) map[string]uint64 {
 	return all
 }
 
-// touch writes what is there once more, or something unreadable.
+// touch changes a key's index by a space in front of its value. A missing key gets an unreadable value.
 func touch(t *testing.T, farm *FarmSession, key string) error {
 	t.Helper()
 	p, err := farm.c.Get(t.Context(), key, consul.Consistent)

@@ -15,15 +15,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// RolloutTrouble is the record at rollouts/<unit>/trouble: what people are to be alerted to about a service's rollout.
+// RolloutTrouble is the record at rollouts/<unit>/trouble: the alerts about a rollout.
 type RolloutTrouble struct {
 	Rollout string `json:"rollout"` // id
 	Reason  string `json:"reason"`
-	// Ended: the rollout has ended and left this behind. It lasts until another rollout of the service begins.
+	// Ended: the rollout has ended. The record is kept until the service's next rollout.
 	Ended bool `json:"ended,omitempty"`
 }
 
-// RolloutOf reads the rollout of a service. It returns ErrNotFound where there is no such service, or it has none.
+// RolloutOf reads the rollout of a service. ErrNotFound: there is no service or no rollout.
 func (s *Deployments) RolloutOf(ctx context.Context, service string) (Rec[rollout.Record], error) {
 	deployed, err := s.Deployed.Get(ctx, Consistent, service)
 	if err != nil {
@@ -32,7 +32,7 @@ func (s *Deployments) RolloutOf(ctx context.Context, service string) (Rec[rollou
 	return s.Rollouts.Get(ctx, Consistent, deployed.Value.ID)
 }
 
-// RolloutFor reads the rollout of the service that a controller is of, nil where there is none.
+// RolloutFor reads the rollout of a controller's service; nil: none.
 func (s *Deployments) RolloutFor(ctx context.Context, r *rc.RC) (*rollout.Record, error) {
 	if r.Service == nil && !rc.IsPreDeploy(r.ID) {
 		return nil, nil
@@ -47,7 +47,7 @@ func (s *Deployments) RolloutFor(ctx context.Context, r *rc.RC) (*rollout.Record
 	return &rec.Value, nil
 }
 
-// OwnerOf returns the farm that owns a unit, "" when none does.
+// OwnerOf returns the farm that owns a unit; "" if none does.
 func (s *Deployments) OwnerOf(ctx context.Context, unit string) (farmID string, err error) {
 	key := s.keys.Locks.Key(unit)
 	found, err := s.c.GetMany(ctx, []string{key}, consul.Default)
@@ -57,37 +57,36 @@ func (s *Deployments) OwnerOf(ctx context.Context, unit string) (farmID string, 
 	return ownerOf(found[key]), nil
 }
 
-// RolloutStep is one step of a rollout, which the owner of its unit writes. It lands whole or not at all, and only
-// while the fence holds and all that it was decided from is as it was read.
+// RolloutStep is one step of a rollout. It lands whole or not at all, while the fence holds, and only if all records
+// from which it was decided are unchanged.
 type RolloutStep struct {
 	Fence   Fence
 	Unit    *Unit
 	Schema  uint64 // index
-	Breaker uint64 // index; zero: it could not be read, so that the step moves nothing, whatever it says by now
-	// Record is the rollout as it shall be; nil leaves it as it is. Ended removes it.
+	Breaker uint64 // index; zero: the breaker could not be read, so the step changes no counts
+	// Record is the new rollout; nil leaves it as it is. Ended removes it.
 	Record  *rollout.Record
 	Ended   bool
-	RCs     []rc.RC // that change; the others of the unit must be as they were read
+	RCs     []rc.RC // changed controllers; the other controllers of the unit must be unchanged
 	Audit   *Audit
-	Trouble *RolloutTrouble // that people are to be alerted to; nil: none is new
-	Over    bool            // what people were alerted to before is over: the rollout goes on
+	Trouble *RolloutTrouble // new alerts; nil: none
+	Over    bool            // the reason for the former alerts has ended
 }
 
-// ForgetsTrouble reports whether the step removes what people were alerted to.
-func (s *RolloutStep) ForgetsTrouble() bool {
-	old := &s.Unit.Trouble
-	return s.Trouble == nil && old.Index != 0 && (s.Ended || s.Over || old.Value.Rollout != s.Unit.Rollout.Value.ID)
+// ForgetsTrouble reports whether the step removes former alerts.
+func (r *RolloutStep) ForgetsTrouble() bool {
+	old := &r.Unit.Trouble
+	return r.Trouble == nil && old.Index != 0 && (r.Ended || r.Over || old.Value.Rollout != r.Unit.Rollout.Value.ID)
 }
 
-// GateVersion returns the version gate as it is known, "" before the first write.
+// GateVersion returns the known version gate; "" before the first write.
 func (t *Batches) GateVersion() string {
 	version, _ := t.guard.last()
 	return version
 }
 
-// CommitRollout carries a step out, and returns Consul's index at which it has landed. Its error matches ErrRefused
-// (see LockRefused) or ErrUnknown. One that matches none of them says that what the service was could not be read, and
-// nothing was sent.
+// CommitRollout returns the index at which the step landed, ErrRefused (see LockRefused) or ErrUnknown. Any other error
+// means that nothing was sent.
 func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint64, err error) {
 	unit, was := s.Unit.ID, &s.Unit.Rollout
 	ops := append(s.Fence.Ops(), sameRecord(t.keys.Schema.Key(), s.Schema))
@@ -113,8 +112,7 @@ func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint
 		if err != nil {
 			return 0, err
 		}
-		// A delete by index is accepted also where the record is gone, so that the outcome would be written a second
-		// time.
+		// A delete by index succeeds if the record is gone. Then a repeated step would write the outcome twice.
 		ops = append(append(ops, outcome...), consul.CheckIndex(key, was.Index), consul.Delete(key))
 	case s.Record != nil:
 		ops = append(ops, cas(key, s.Record, was.Index))
@@ -130,15 +128,15 @@ func (t *Batches) CommitRollout(ctx context.Context, s *RolloutStep) (index uint
 	if s.Audit != nil {
 		ops = append(ops, t.audit(*s.Audit))
 	}
-	written, err := t.fencedIndices(ctx, ops)
-	for _, at := range written { // what was written as it is already has an earlier one
+	written, err := t.fenced(ctx, ops)
+	for _, at := range written { // an unchanged record keeps its earlier index
 		index = max(index, at)
 	}
 	return index, err
 }
 
-// outcomeOps lists what writes how a rollout ended into the history of its service: into the entry of the revision that
-// it was for. An entry that is missing, or that cannot be read, keeps no rollout from ending.
+// outcomeOps writes a rollout's outcome into the history entries of its revisions. It skips an entry that is missing,
+// unreadable, or of another rollout, because the rollout must be able to end.
 func (t *Batches) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, error) {
 	r := &s.Unit.Rollout.Value
 	if s.Record != nil {
@@ -166,25 +164,27 @@ func (t *Batches) outcomeOps(ctx context.Context, s *RolloutStep) ([]consul.Op, 
 	return ops, nil
 }
 
-// RolloutAsk is what an operator asks of a rollout.
+// RolloutAsk is an operator's request to a rollout.
 type RolloutAsk struct {
 	Service string
-	ID      string // of the rollout that the operator has seen; empty: whichever there is
+	ID      string // of the rollout that the operator has seen; empty: any
 	Request rollout.Request
 	Audit   Audit
 }
 
-// ErrAsked means that something else was asked of a rollout, and has not been looked at yet.
+// ErrAsked means that the owner has not handled an earlier, different request yet.
 var ErrAsked = errors.New("something else was asked, and not looked at yet")
 
-// AskRollout notes what an operator asks of a rollout, for the owner of its unit to carry out. It returns ErrNotFound
-// where there is no rollout, ErrConflict where it is another one than the operator has seen, or changes without end,
-// ErrAsked, or *CorruptError.
-func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
+// AskRollout writes an operator's request into a rollout. The owner of the unit carries it out. AskRollout returns:
+//   - ErrNotFound if there is no rollout;
+//   - ErrConflict if the operator has seen another rollout, or if the record changes at each attempt;
+//   - ErrAsked;
+//   - *CorruptError.
+func (o *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
 	err := error(nil)
 	for range askTries {
 		var rec Rec[rollout.Record]
-		if rec, err = (&Deployments{s.db}).RolloutOf(ctx, a.Service); err != nil {
+		if rec, err = (&Deployments{o.db}).RolloutOf(ctx, a.Service); err != nil {
 			return err
 		}
 		switch asked := rec.Value.Request; {
@@ -197,7 +197,8 @@ func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
 		}
 		rec.Value.Request = &a.Request
 		unit := rec.Value.Unit()
-		err = s.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit, cas(s.keys.Rollouts.Key(unit), rec.Value, rec.Index), s.ring(unit))
+		err = o.commitDefinitely(ctx, "rollout of "+a.Service, a.Audit,
+			cas(o.keys.Rollouts.Key(unit), rec.Value, rec.Index), o.ring(unit))
 		if !errors.Is(err, ErrConflict) {
 			return err
 		}
@@ -205,5 +206,5 @@ func (s *Operator) AskRollout(ctx context.Context, a RolloutAsk) error {
 	return err
 }
 
-// askTries is how often an operator's request is written anew because the owner was faster.
+// askTries bounds the tries of AskRollout, because the owner may change the record each time.
 const askTries = 20

@@ -10,23 +10,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// farmSession returns a farm under a session that lives, below a prefix with a schema and a breaker.
+// farmSession returns a farm under a living session, below a prefix with a schema and a breaker.
 func farmSession(t *testing.T, id string) *FarmSession {
 	t.Helper()
-	st, node, _ := nodeSession(t) // for its session
+	st, node, _ := nodeSession(t) // only its session is used
 	if _, err := st.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return st.FarmSession(node.sess, id)
 }
 
-// The rollout of a service is found by the service's name, and its owner by the unit.
+// RolloutOf finds a rollout by the name of its service. OwnerOf finds the owner by the unit.
 func TestRolloutOfAService(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
 	d := &Deployments{farm.db}
 	rec, err := d.RolloutOf(t.Context(), "web")
-	if err != nil || rec.Value.ID != "one" || rec.Value.Unit() != testUnit || rec.Index != unitNow(t, farm).Rollout.Index {
+	if err != nil || rec.Value.ID != "one" || rec.Value.Unit() != testUnit ||
+		rec.Index != unitNow(t, farm).Rollout.Index {
 		t.Errorf("%+v, %v", rec, err)
 	}
 	if _, err := d.RolloutOf(t.Context(), "api"); !errors.Is(err, ErrNotFound) {
@@ -47,7 +48,7 @@ func TestRolloutOfAService(t *testing.T) {
 	if err := farm.Release(t.Context(), testUnit, fence); err != nil {
 		t.Fatal(err)
 	}
-	owner(testUnit, "") // of a lock that nobody holds
+	owner(testUnit, "") // no farm holds the lock
 	if _, err := farm.c.Commit(t.Context(), []consul.Op{consul.Set(farm.keys.Deployed.Key("web"),
 		[]byte("{"))}); err != nil {
 		t.Fatal(err)
@@ -57,13 +58,12 @@ func TestRolloutOfAService(t *testing.T) {
 	}
 }
 
-// Of a controller the rollout of its service is told, and nobody but that changes it. A controller of no service has
-// none.
+// RolloutFor returns the rollout of a controller's service, during which operators cannot change the controller.
 func TestRolloutForAController(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
 	d, operator := &Deployments{farm.db}, &Operator{farm.db}
-	told := func(r rc.RC, want bool) {
+	hasRollout := func(r rc.RC, want bool) {
 		t.Helper()
 		if got, err := d.RolloutFor(t.Context(), &r); err != nil || (got != nil) != want || want && got.ID != "one" {
 			t.Errorf("of %s: %+v, %v", r.ID, got, err)
@@ -72,11 +72,11 @@ func TestRolloutForAController(t *testing.T) {
 	preDeploy := rc.RC{ID: rc.PreDeployID(testUnit, 2)}
 	alone := rc.RC{ID: testUnit}
 	other := rc.RC{ID: rc.RevisionID("01hzzzzzzzzzzzzzzzzzzzwebt", 1), Service: &rc.Service{Name: "web", Revision: 1}}
-	told(revision(1, 3), true)
-	told(revision(9, 0), true)
-	told(preDeploy, true)
-	told(alone, false)
-	told(other, false)
+	hasRollout(revision(1, 3), true)
+	hasRollout(revision(9, 0), true)
+	hasRollout(preDeploy, true)
+	hasRollout(alone, false)
+	hasRollout(other, false)
 	change := func() error {
 		rec := unitNow(t, farm).Heads[oldID].RC
 		rec.Value.Generation++
@@ -89,8 +89,8 @@ func TestRolloutForAController(t *testing.T) {
 		t.Errorf("changed past its rollout: %v", err)
 	}
 	committed(t, farm, ended(next(t, farm, fence), rollout.Done, ""))
-	told(revision(1, 3), false)
-	told(preDeploy, false)
+	hasRollout(revision(1, 3), false)
+	hasRollout(preDeploy, false)
 	if err := change(); err != nil {
 		t.Errorf("after its rollout: %v", err)
 	}
@@ -102,7 +102,7 @@ func TestRolloutForAController(t *testing.T) {
 	}
 }
 
-// Rollouts are listed without the trouble that stands beside them.
+// ListRollouts returns no alerts, although their keys are below the same prefix.
 func TestListRollouts(t *testing.T) {
 	t.Parallel()
 	farm, fence := begun(t)
@@ -115,13 +115,16 @@ func TestListRollouts(t *testing.T) {
 	}
 }
 
-// What an operator asks for stands in the record, and the owner is told. What is refused tells nobody.
+// An operator's request is written into the record, and rings the bell unless refused.
 func TestWhatAnOperatorAsks(t *testing.T) {
 	t.Parallel()
 	farm, _ := begun(t)
 	ask := func(service, id string, verb rollout.Verb) error {
 		return (&Operator{farm.db}).AskRollout(t.Context(), RolloutAsk{
-			Service: service, ID: id, Request: rollout.Request{Verb: verb, By: "op"}, Audit: NewAudit("op", string(verb), "",
+			Service: service, ID: id, Request: rollout.Request{
+				Verb: verb,
+				By:   "op",
+			}, Audit: NewAudit("op", string(verb), "",
 				nil),
 		})
 	}

@@ -17,34 +17,36 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// FormatVersion is the only record format that this build reads and writes.
-const FormatVersion = 2 // 1 had a lock, a bell and drops for each controller
+// FormatVersion is the only record format of this build.
+const FormatVersion = 2 // in version 1, each controller had its own lock, bell and drops
 
 // Schema is the record at schema.
 type Schema struct {
 	FormatVersion int       `json:"format_version"`
 	Epoch         string    `json:"nonce"`      // ULID; replaced when the store went back in time (R1)
 	CreatedAt     time.Time `json:"created_at"` // of the epoch
-	// WentBack: the epoch began because the store went back in time, so that nodes may have been told more than the records say (ADR 23).
+	// WentBack: the epoch began because the store went back in time. A node may have had a later intent than the
+	// records have (ADR 23).
 	WentBack bool `json:"went_back,omitempty" feature:"ordered"`
-	// Witness is the node on whose word alone the epoch began; empty: a farm saw the store go back, or several nodes did,
-	// or the epoch is the first (ADR 9).
+	// Witness is the node whose report alone began the epoch. It is empty if a farm or several nodes saw the store go
+	// back, and in the first epoch (ADR 9).
 	Witness string `json:"witness,omitempty" feature:"witness"`
 }
 
 // Check refuses a format that this build does not know.
 func (s *Schema) Check() error {
 	if s.FormatVersion != FormatVersion || s.Epoch == "" {
-		return fmt.Errorf("format version %d and epoch %q; this build knows version %d", s.FormatVersion, s.Epoch, FormatVersion)
+		return fmt.Errorf("format version %d and epoch %q; this build knows version %d", s.FormatVersion,
+			s.Epoch, FormatVersion)
 	}
 	if id, ok := epochID(s.Epoch); !ok || id.Time() > lastEpoch {
-		return fmt.Errorf("epoch %q is not valid; allowed: a ULID in lower case, not later than the year 9999", field.Cut(s.Epoch, maxShownEpoch))
+		return fmt.Errorf("epoch %q is not valid; allowed: a ULID in lower case, not later than the year 9999",
+			field.Cut(s.Epoch, maxShownEpoch))
 	}
 	return nil
 }
 
-// lastEpoch is the time of the latest epoch that is read, in milliseconds: the end of the last year that a record can
-// tell.
+// lastEpoch is the time of the latest accepted epoch, in milliseconds: the last year that a record can contain.
 var lastEpoch = uint64(time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli() - 1)
 
 // Breaker is the record at breaker.
@@ -55,8 +57,8 @@ type Breaker struct {
 	Since   time.Time `json:"since,omitzero"`
 }
 
-// newSchema returns a schema with an epoch above those given, whatever the clocks say: an older snapshot never holds a newer
-// epoch. Above the last one that there can be, which only a person has written, it is one of now.
+// newSchema returns an epoch above the given ones, even if a clock is behind, because an older snapshot must never
+// contain a newer epoch. For the last possible epoch, which only a person can have written, it uses the present time.
 func newSchema(above ...string) Schema {
 	s := Schema{FormatVersion: FormatVersion, Epoch: NewID(), CreatedAt: time.Now().UTC()}
 	for _, old := range above {
@@ -70,7 +72,7 @@ func newSchema(above ...string) Schema {
 	return s
 }
 
-// after returns an epoch that is later than another one, and not later than the last that is read.
+// after returns a later epoch. ok is false if Check would accept none.
 func after(epoch string) (next string, ok bool) {
 	id, ok := epochID(epoch)
 	if !ok {
@@ -82,7 +84,7 @@ func after(epoch string) (next string, ok bool) {
 	if id.Time() > lastEpoch {
 		return "", false
 	}
-	entropy := id.Entropy() // within the last millisecond
+	entropy := id.Entropy() // in the last millisecond the random part grows
 	for i := range slices.Backward(entropy) {
 		if entropy[i]++; entropy[i] != 0 {
 			_ = id.SetEntropy(entropy) // of the right length
@@ -97,49 +99,48 @@ func withTime(id ulid.ULID, ms uint64) ulid.ULID {
 	return id
 }
 
-// EnsureSchema returns the schema record. When it is missing it is created, together with the gate, the breaker and the shared
-// marker keys that are missing, so that two first writers cannot both succeed. The gate is as new as this program, unless older daemons pass in
-// Consul's catalog.
+// EnsureSchema returns the schema. If it is missing, one transaction creates it, with missing gate, breaker and
+// markers. So only one of two first writers succeeds. The gate is this program's version, unless the catalog has
+// passing daemons of an earlier version.
 func (s *db) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
 	return s.ensureSchema(ctx, s.firstGate)
 }
 
-// EnsureSchema is that of operators, whose programs say nothing about the daemons that are to come: the gate that it makes is the oldest. The leader of the farms
-// raises it at once.
-func (s *Operator) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
-	return s.ensureSchema(ctx, func(context.Context) Gate { return newGate(feature.Oldest) })
+// EnsureSchema is like the EnsureSchema of daemons, but a new gate is the oldest version, because an operator's program
+// does not know the daemons' versions. The farms' leader raises the gate at once.
+func (o *Operator) EnsureSchema(ctx context.Context) (Rec[Schema], error) {
+	return o.ensureSchema(ctx, func(context.Context) Gate { return newGate(feature.Oldest) })
 }
 
-func (s *db) ensureSchema(ctx context.Context, gate func(context.Context) Gate) (Rec[Schema], error) {
-	return backoff.Retry(ctx, func() (Rec[Schema], error) {
-		rec, err := s.Schema.Get(ctx, consul.Consistent)
-		if errors.Is(err, ErrNotFound) {
-			if err = s.createSchema(ctx, gate); err != nil && !again(err) {
-				return rec, permanent(err)
-			}
-			return s.Schema.Get(ctx, consul.Consistent)
+func (s *db) ensureSchema(ctx context.Context, gate func(context.Context) Gate) (rec Rec[Schema], err error) {
+	err = retry(ctx, func() (bool, error) {
+		if rec, err = s.Schema.Get(ctx, Consistent); !errors.Is(err, ErrNotFound) {
+			return false, err
 		}
-		return rec, permanent(err)
-	}, tries()...)
+		if err := s.createSchema(ctx, gate); err != nil && !again(err) {
+			return false, err
+		}
+		rec, err = s.Schema.Get(ctx, Consistent)
+		return true, err
+	})
+	return rec, err
 }
 
-// again reports whether a write that failed may succeed when it is computed anew: it was refused for what others wrote
-// meanwhile, or nobody knows.
+// again reports whether to compute and write again, because another program wrote, or the outcome is unknown.
 func again(err error) bool {
 	return errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) && !Denied(err)
 }
 
-// permanent marks an error as one that another try cannot mend; nil stays nil.
-func permanent(err error) error {
-	if err == nil {
-		return nil
-	}
-	return backoff.Permanent(err)
-}
-
-// tries paces repeated attempts, until the context ends.
-func tries() []backoff.RetryOption {
-	return []backoff.RetryOption{backoff.WithBackOff(wait.NewPace(10*time.Millisecond, time.Second)), backoff.WithMaxElapsedTime(0)}
+// retry calls try at growing intervals until it returns no error, again is false, or the context ends.
+func retry(ctx context.Context, try func() (again bool, err error)) error {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		again, err := try()
+		if err != nil && !again {
+			err = backoff.Permanent(err)
+		}
+		return struct{}{}, err
+	}, backoff.WithBackOff(wait.NewPace(10*time.Millisecond, time.Second)), backoff.WithMaxElapsedTime(0))
+	return err
 }
 
 func (s *db) createSchema(ctx context.Context, gate func(context.Context) Gate) error {
@@ -162,80 +163,74 @@ func (s *db) createSchema(ctx context.Context, gate func(context.Context) Gate) 
 			ops = append(ops, consul.CAS(key, nil, 0))
 		}
 	}
-	_, err = s.c.Commit(ctx, ops)
-	return err
+	return s.send(ctx, ops...)
 }
 
-// Duties are what a farm does for the cluster as a whole.
-type Duties struct{ *underLock }
+// ClusterWrites has a farm's writes for the whole cluster.
+type ClusterWrites struct{ *underLock }
 
-// RenewEpoch replaces the cluster epoch after the store went back in time. known is the epoch that the caller worked with
-// before; a newer one in the store means that somebody else was first, and is left alone. A caller that does not know, because it
-// has only begun to look, has the present one replaced: it may be from before.
-//
-// witness is the node on whose word alone that is done, "" for none: the schema keeps it.
-func (t *Duties) RenewEpoch(ctx context.Context, known, witness string) error {
-	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		rec, err := t.EnsureSchema(ctx)
+// RenewEpoch replaces the epoch after the store went back in time. known is the epoch with which the caller worked. If
+// the store has a newer one, another farm was first, and RenewEpoch keeps it. A caller that has just started passes "",
+// and RenewEpoch replaces the present epoch, which may be an old one. witness is Schema.Witness.
+func (d *ClusterWrites) RenewEpoch(ctx context.Context, known, witness string) error {
+	return retry(ctx, func() (bool, error) {
+		rec, err := d.EnsureSchema(ctx)
 		if err != nil || known != "" && rec.Value.Epoch > known {
-			return struct{}{}, permanent(err)
+			return false, err
 		}
 		next := newSchema(known, rec.Value.Epoch)
-		next.WentBack = !t.guard.leavesOut(ctx, &Schema{WentBack: true})
+		next.WentBack = !d.guard.leavesOut(ctx, &Schema{WentBack: true})
 		line := fmt.Sprintf("schema.nonce: %s -> %s, as the store went back in time", rec.Value.Epoch, next.Epoch)
 		if witness != "" {
 			line += ", as node " + witness + " alone says"
-			if !t.guard.leavesOut(ctx, &Schema{Witness: witness}) {
+			if !d.guard.leavesOut(ctx, &Schema{Witness: witness}) {
 				next.Witness = witness
 			}
 		}
-		_, err = t.c.Commit(ctx, []consul.Op{
-			cas(t.keys.Schema.Key(), next, rec.Index), t.audit(NewAudit(t.farmID, "renew-nonce", "", []string{line})),
-		})
-		if _, closed := errors.AsType[*feature.ClosedError](err); !closed && !again(err) { // closed: the gate went back, too, and is known by now
-			err = permanent(err)
-		}
-		return struct{}{}, err
-	}, tries()...)
-	return err
+		err = d.send(ctx, cas(d.keys.Schema.Key(), next, rec.Index),
+			d.audit(NewAudit(d.farmID, "renew-nonce", "", []string{line})))
+		_, closed := errors.AsType[*feature.ClosedError](err) // the gate went back too; now it is known
+		return closed || again(err), err
+	})
 }
 
-// Synced is the record at settled: for this epoch some farm has found that every living node had said what it runs (R1).
+// Synced is the record at settled: in this epoch all living nodes have reported which pods they run, and a farm has
+// read that (R1).
 type Synced struct {
 	Epoch string `json:"nonce"`
 }
 
-// SyncedEpoch reads for which epoch the hold has ended, "" where no farm has said so, or what it said cannot be read.
-func (s *Views) SyncedEpoch(ctx context.Context) (string, error) {
-	rec, err := s.Synced.Get(ctx, consul.Consistent)
-	if errors.Is(err, ErrNotFound) || IsCorrupt(err) {
-		return "", nil
-	}
+// SyncedEpoch reads the epoch for which the hold has ended; "" if the record is missing or unreadable.
+func (v *Views) SyncedEpoch(ctx context.Context) (string, error) {
+	rec, err := v.Synced.present(ctx)
 	return rec.Value.Epoch, err
 }
 
-// MarkSynced says that the hold has ended for the epoch of a schema record. It returns ErrRefused when that is not the
-// cluster's any more, so that a mark which lands late is none; whoever gets another error may try again.
-func (t *Duties) MarkSynced(ctx context.Context, schema Rec[Schema]) error {
-	_, err := t.c.Commit(ctx, []consul.Op{
-		consul.CheckIndex(t.keys.Schema.Key(), schema.Index), set(t.keys.Synced.Key(), Synced{Epoch: schema.Value.Epoch}),
-	})
-	return err
+// MarkSynced writes that the hold has ended. It returns ErrRefused if the epoch has changed.
+func (d *ClusterWrites) MarkSynced(ctx context.Context, schema Rec[Schema]) error {
+	return d.send(ctx, consul.CheckIndex(d.keys.Schema.Key(), schema.Index),
+		set(d.keys.Synced.Key(), Synced{Epoch: schema.Value.Epoch}))
 }
 
-// create makes a key that nobody else has made meanwhile. Nothing rings when it could not, so it tries until the answer is
-// definite: the error is that of a missing permission, or of the context.
+// create makes a missing key. It tries again while the outcome is unknown, because no later event would.
 func (s *db) create(ctx context.Context, op consul.Op) error {
-	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		_, err := s.c.Commit(ctx, []consul.Op{op})
-		switch {
-		case errors.Is(err, ErrRefused) && !Denied(err):
-			return struct{}{}, nil // somebody else was first
-		case errors.Is(err, ErrUnknown):
-			return struct{}{}, err
-		default:
-			return struct{}{}, permanent(err)
+	return retry(ctx, func() (bool, error) {
+		err := s.send(ctx, op)
+		if errors.Is(err, ErrRefused) && !Denied(err) {
+			return false, nil // another program was first
 		}
-	}, tries()...)
-	return err
+		return errors.Is(err, ErrUnknown), err
+	})
+}
+
+// RestoreBreaker creates a missing breaker, because without it no farm may stop pods.
+func (d *ClusterWrites) RestoreBreaker(ctx context.Context) error {
+	return d.create(ctx, cas(d.keys.Breaker.Key(), Breaker{}, 0))
+}
+
+// TripBreaker trips the breaker with an audit record, or returns ErrConflict if the breaker has changed. It has no
+// fence: a farm without locks may trip the breaker, because that can only keep pods from being stopped. If an operator
+// has reset the breaker, the index is another, and Consul refuses the write.
+func (d *ClusterWrites) TripBreaker(ctx context.Context, index uint64, b Breaker, a Audit) error {
+	return conflictOn(d.send(ctx, cas(d.keys.Breaker.Key(), b, index), d.audit(a)), d.keys.Breaker.Key())
 }

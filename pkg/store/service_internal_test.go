@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// beforeRequests returns a store whose requests to Consul wait until a function has returned.
+// beforeRequests returns a store that calls then before each request to Consul.
 func beforeRequests(t *testing.T, farm *FarmSession, then func(*http.Request)) *Store {
 	t.Helper()
 	line := consultest.StartProxy(t, consultest.Shared(t).Addr)
@@ -27,7 +27,7 @@ func beforeRequests(t *testing.T, farm *FarmSession, then func(*http.Request)) *
 	return New(client, farm.Keys())
 }
 
-// What an operator asks for is written anew where the owner was faster, but not for ever.
+// If the owner changes the rollout first, AskRollout tries again, at most askTries times.
 func TestAskingWhileTheOwnerWrites(t *testing.T) {
 	for faster, want := range map[int]error{0: nil, 1: nil, askTries - 1: nil, askTries: ErrConflict} {
 		farm, fence := begun(t)
@@ -40,7 +40,8 @@ func TestAskingWhileTheOwnerWrites(t *testing.T) {
 			}
 		})
 		err := watched.Operator.AskRollout(t.Context(), RolloutAsk{
-			Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op", "pause", "", nil),
+			Service: "web", Request: rollout.Request{Verb: rollout.PauseVerb, By: "op"}, Audit: NewAudit("op",
+				"pause", "", nil),
 		})
 		is := unitNow(t, farm).Rollout.Value
 		if !errors.Is(err, want) || is.Stage != faster || (is.Request != nil) != (want == nil) {
@@ -49,8 +50,8 @@ func TestAskingWhileTheOwnerWrites(t *testing.T) {
 	}
 }
 
-// A rollout that fails while a service is read, whichever request it comes before, leaves no service that has neither
-// the rollout nor its outcome: the failed revision would count as the one in effect.
+// If a rollout fails while Service reads, the result has the rollout or its outcome. Without both, the failed revision
+// would seem to be in effect. The test lets the rollout fail before each of the requests.
 func TestARolloutThatEndsWhileItsServiceIsRead(t *testing.T) {
 	for before := 1; ; before++ {
 		farm, fence := begun(t)
@@ -65,7 +66,8 @@ func TestARolloutThatEndsWhileItsServiceIsRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		if svc.Rollout == nil && svc.Entry(2).Outcome != rollout.Failed {
-			t.Errorf("it ended before request %d: neither the rollout nor its outcome is there: %+v", before, svc.History)
+			t.Errorf("it ended before request %d: neither the rollout nor its outcome is there: %+v",
+				before, svc.History)
 		}
 		if requests < before {
 			if before < 5 {
@@ -76,8 +78,8 @@ func TestARolloutThatEndsWhileItsServiceIsRead(t *testing.T) {
 	}
 }
 
-// Other knobs that are deployed while a rollout ends leave its outcome in the history: without that the failed revision
-// would count as the one in effect.
+// If other knobs are deployed while a rollout ends, the history keeps its outcome. Without it, the failed revision
+// would seem to be in effect.
 func TestKnobsAreDeployedWhileTheRolloutEnds(t *testing.T) {
 	for ends, want := range map[bool]error{false: nil, true: ErrConflict} {
 		farm, fence := begun(t)

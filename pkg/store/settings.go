@@ -11,17 +11,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Settings is the record at settings: what operators set for the cluster as a whole. It is a record of its own:
-// whoever writes the schema makes a new world of it, and all daemons watch that.
+// Settings is the record at settings: the operators' settings for the whole cluster. They are not in the schema,
+// because a write of the schema begins a new epoch.
 type Settings struct {
 	_ struct{} `feature:"domain"`
-	// Domain is the one below which services get their host names, at their next deploy; empty: they get none.
+	// Domain is the suffix of services' host names, from their next deployment on. Empty: no host names.
 	Domain string    `json:"domain,omitempty"`
 	By     string    `json:"by,omitempty"` // the operator who set it
 	At     time.Time `json:"at,omitzero"`
 }
 
-// Check reports why stored settings cannot be used.
+// Check returns why stored settings cannot be used.
 func (s *Settings) Check() error {
 	var errs field.Errors
 	if s.Domain != "" {
@@ -31,25 +31,24 @@ func (s *Settings) Check() error {
 	return errs.Err()
 }
 
-// PresentSettings reads the settings. Where there are none they are empty, at index zero. The error is a *CorruptError
-// where there are some that cannot be read, with their index.
-func (s *Views) PresentSettings(ctx context.Context) (Rec[Settings], error) {
-	rec, err := s.Settings.Get(ctx, consul.Consistent)
+// PresentSettings reads the settings; index zero: there are none. For an unreadable record it returns a *CorruptError
+// and the index.
+func (v *Views) PresentSettings(ctx context.Context) (Rec[Settings], error) {
+	rec, err := v.Settings.Get(ctx, consul.Consistent)
 	if errors.Is(err, ErrNotFound) {
 		return Rec[Settings]{}, nil
 	}
 	return rec, err
 }
 
-// ErrSettingsChanged says, with ErrConflict, that a document depends on settings that are others by now.
+// ErrSettingsChanged is joined to ErrConflict: a document depends on settings that have changed.
 var ErrSettingsChanged = errors.New("the settings of the cluster changed")
 
-// SetSettings writes settings in place of those that were read, which may be some that cannot be read. ErrConflict
-// says that they changed meanwhile, ErrInvalid that nobody could read the new ones.
-func (s *Operator) SetSettings(ctx context.Context, rec Rec[Settings], a Audit) error {
+// SetSettings replaces the settings that the caller read, even unreadable ones. It returns ErrConflict or ErrInvalid.
+func (o *Operator) SetSettings(ctx context.Context, rec Rec[Settings], a Audit) error {
 	rec.Value.By, rec.Value.At = a.Who, a.At.Truncate(time.Second)
 	if err := rec.Value.Check(); err != nil {
 		return fmt.Errorf("settings: %w: %w", ErrInvalid, err)
 	}
-	return s.commitDefinitely(ctx, "settings", a, cas(s.keys.Settings.Key(), rec.Value, rec.Index))
+	return o.commitDefinitely(ctx, "settings", a, cas(o.keys.Settings.Key(), rec.Value, rec.Index))
 }

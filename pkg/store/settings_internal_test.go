@@ -11,8 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Settings are the same when read as when written; those that nobody could read are not written, and of two who write
-// at once one has to look again. What cannot be read can be replaced.
+// Invalid settings are not written, two writers at once get one conflict, and unreadable settings can be replaced.
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -46,7 +45,10 @@ func TestSettings(t *testing.T) {
 	if err := set(first, "b.example"); !errors.Is(err, ErrConflict) {
 		t.Errorf("of two at once both wrote: %v", err)
 	}
-	for _, text := range []string{`{"domain":"."}`, `{"domain":"` + strings.Repeat("a", 300) + `"}`, `{"domain":7}`, `{"domain":"a\nb"}`, `{"at":"9999-12-31T23:59:59Z"}`, `[]`} {
+	for _, text := range []string{
+		`{"domain":"."}`, `{"domain":"` + strings.Repeat("a", 300) + `"}`, `{"domain":7}`,
+		`{"domain":"a\nb"}`, `{"at":"9999-12-31T23:59:59Z"}`, `[]`,
+	} {
 		write(t, st, consul.Set(st.keys.Settings.Key(), []byte(text)))
 		bad, err := st.PresentSettings(t.Context())
 		if !IsCorrupt(err) || bad.Index == 0 {
@@ -59,7 +61,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// Who reads settings of a version must be of it: an older program would take their absence for none.
+// Settings have a feature, because a program of an earlier version would ignore them.
 func TestSettingsNeedTheirFeature(t *testing.T) {
 	t.Parallel()
 	if need := feature.NeedOf(Settings{}); need.Name != "domain" {
@@ -67,8 +69,8 @@ func TestSettingsNeedTheirFeature(t *testing.T) {
 	}
 }
 
-// A document that depends on the domain is written only while that is the one that its plan saw, also where there was
-// none.
+// A document that depends on the domain is written only if the settings are unchanged since its plan, also if there
+// were none.
 func TestADraftDependsOnTheSettings(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -79,13 +81,17 @@ func TestADraftDependsOnTheSettings(t *testing.T) {
 		one := 1
 		spec := record.ServiceSpec{Name: "web", Replicas: &one, Pod: &manifest.Manifest{Version: 1, ID: "web"}}
 		d := &record.Draft{
-			Service: "web", Settings: index, Deployed: record.Deployed{ID: NewID(), Service: "web", Revision: 1, RC: "x", Spec: spec},
+			Service: "web", Settings: index, Deployed: record.Deployed{
+				ID: NewID(), Service: "web", Revision: 1,
+				RC: "x", Spec: spec,
+			},
 			Entry: record.Entry{Service: "web", Revision: 1, RC: "x", Spec: spec},
 		}
 		return st.Deployments.DeployDraft(t.Context(), d, NewAudit("ann", "deploy", "x", nil))
 	}
 	none := uint64(0)
-	if err := st.Operator.SetSettings(t.Context(), Rec[Settings]{Value: Settings{Domain: "a.example"}}, NewAudit("ann", "set-domain", "", nil)); err != nil {
+	if err := st.Operator.SetSettings(t.Context(), Rec[Settings]{Value: Settings{Domain: "a.example"}},
+		NewAudit("ann", "set-domain", "", nil)); err != nil {
 		t.Fatal(err)
 	}
 	if err := draft(&none); !errors.Is(err, ErrSettingsChanged) || !errors.Is(err, ErrConflict) {

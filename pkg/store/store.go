@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"strconv"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
@@ -11,8 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Store is a store of records: the kinds of records that there are, and one type for each task that takes several of them. It is safe for
-// concurrent use.
+// Store reads and writes all records. It has a field for each kind of records, such as RCs, and a type for each task
+// with several kinds, such as Views. It is safe for concurrent use.
 type Store struct {
 	*db
 	*Views
@@ -26,7 +27,7 @@ type Store struct {
 func New(c *consul.Client, keys *Keys) *Store {
 	d := newDB(c, keys)
 	d.guard = newGuard(d)
-	if c != nil { // one that only names keys
+	if c != nil { // without a client, the store can only name keys
 		d.guard = c.Guard(keys.prefix, func() consul.Guard { return d.guard }).(*guard)
 	}
 	return &Store{
@@ -35,11 +36,9 @@ func New(c *consul.Client, keys *Keys) *Store {
 	}
 }
 
-// db is all that is below one prefix.
 type db struct {
 	c     *consul.Client
 	keys  *Keys
-	memo  memo // of what looks read
 	guard *guard
 
 	Schema          Records[Schema]
@@ -59,18 +58,18 @@ type db struct {
 	NodeOps         Records[node.Ops]
 	Reservations    Records[node.Reservation]
 	OrphanPages     Records[node.OrphanPage]
-	Farms           Records[Member] // one for each living farm
+	Farms           Records[Member] // living farms
 	Heard           Records[Heard]
 	Rollouts        Records[rollout.Record]
 	RolloutTroubles Records[RolloutTrouble]
-	Deployed        Records[record.Deployed] // documents in effect, or on their way
+	Deployed        Records[record.Deployed] // the document of each service that was deployed last
 	Entries         Records[record.Entry]
 	Audits          Records[Audit]
 	manifests       Records[storedManifest]
 }
 
-// newDB has, of each kind of records, where they are, and where one belongs that says what it is. What names neither itself nor its node is
-// told by its identity alone.
+// newDB sets how a record's key follows from its content. If the content lacks the node's name, only the identity is
+// checked.
 func newDB(c *consul.Client, k *Keys) *db {
 	d := &db{c: c, keys: k}
 	d.Schema = Records[Schema]{k.Schema, d, nil}
@@ -81,22 +80,43 @@ func newDB(c *consul.Client, k *Keys) *db {
 	d.Incidents = Records[Incidents]{k.Incidents, d, nil}
 	d.Gone = Records[Gone]{k.Gone, d, nil}
 	d.RCs = Records[rc.RC]{k.RCs, d, func(_ string, r *rc.RC) string { return k.RCs.Key(r.ID) }}
-	d.Statuses = Records[rc.Status]{k.Statuses, d, func(_ string, r *rc.Status) string { return k.Statuses.Key(r.RCID) }}
-	d.Requests = Records[Request]{k.Requests, d, func(_ string, r *Request) string { return k.Requests.Key(r.RCID, r.ID) }}
-	d.Pods = Records[pod.Placement]{k.Pods, d, func(_ string, r *pod.Placement) string { return k.Pods.Key(r.Identity.String()) }}
+	d.Statuses = Records[rc.Status]{
+		k.Statuses, d,
+		func(_ string, r *rc.Status) string { return k.Statuses.Key(r.RCID) },
+	}
+	d.Requests = Records[Request]{
+		k.Requests, d,
+		func(_ string, r *Request) string { return k.Requests.Key(r.RCID, r.ID) },
+	}
+	d.Pods = Records[pod.Placement]{
+		k.Pods, d,
+		func(_ string, r *pod.Placement) string { return k.Pods.Key(r.Identity.String()) },
+	}
 	d.Intents = Records[pod.Intent]{k.Intents, d, func(key string, r *pod.Intent) string {
 		return k.Intents.Key(k.Intents.first(key), r.Identity.String())
 	}}
-	d.Realities = Records[pod.Reality]{k.Realities, d, func(_ string, r *pod.Reality) string { return k.Realities.Key(r.Node, r.Identity.String()) }}
+	d.Realities = Records[pod.Reality]{
+		k.Realities, d,
+		func(_ string, r *pod.Reality) string { return k.Realities.Key(r.Node, r.Identity.String()) },
+	}
 	d.Nodes = Records[node.Node]{k.Nodes, d, func(_ string, r *node.Node) string { return k.Nodes.Key(r.Name) }}
 	d.NodeOps = Records[node.Ops]{k.NodeOps, d, func(_ string, r *node.Ops) string { return k.NodeOps.Key(r.Name) }}
 	d.Reservations = Records[node.Reservation]{k.Reservations, d, nil}
-	d.OrphanPages = Records[node.OrphanPage]{k.OrphanPages, d, func(_ string, r *node.OrphanPage) string { return k.OrphanPages.Key(r.Node, strconv.Itoa(r.Page)) }}
+	d.OrphanPages = Records[node.OrphanPage]{
+		k.OrphanPages, d,
+		func(_ string, r *node.OrphanPage) string { return k.OrphanPages.Key(r.Node, strconv.Itoa(r.Page)) },
+	}
 	d.Farms = Records[Member]{k.Farms, d, nil}
 	d.Heard = Records[Heard]{k.Heard, d, nil}
-	d.Rollouts = Records[rollout.Record]{k.Rollouts, d, func(_ string, r *rollout.Record) string { return k.Rollouts.Key(r.Unit()) }}
+	d.Rollouts = Records[rollout.Record]{
+		k.Rollouts, d,
+		func(_ string, r *rollout.Record) string { return k.Rollouts.Key(r.Unit()) },
+	}
 	d.RolloutTroubles = Records[RolloutTrouble]{k.RolloutTroubles, d, nil}
-	d.Deployed = Records[record.Deployed]{k.Deployed, d, func(_ string, r *record.Deployed) string { return k.Deployed.Key(r.Service) }}
+	d.Deployed = Records[record.Deployed]{
+		k.Deployed, d,
+		func(_ string, r *record.Deployed) string { return k.Deployed.Key(r.Service) },
+	}
 	d.Entries = Records[record.Entry]{k.Entries, d, func(_ string, r *record.Entry) string {
 		return k.Entries.Key(r.Service, strconv.FormatInt(r.Revision, 10))
 	}}
@@ -108,11 +128,15 @@ func newDB(c *consul.Client, k *Keys) *db {
 // Keys returns the key schema.
 func (s *db) Keys() *Keys { return s.keys }
 
-// ring is the operation that rings the bell of a controller's unit. The value differs every time, because writing an identical value
-// wakes nobody.
+func (s *db) send(ctx context.Context, ops ...consul.Op) error {
+	_, err := s.c.Commit(ctx, ops)
+	return err
+}
+
+// ring rings the bell of a controller's unit. Writing the same value again would wake no watch.
 func (s *db) ring(rcID string) consul.Op { return consul.Set(s.keys.Bells.Key(rcID), []byte(NewID())) }
 
-// rings is ring for several controllers: each unit's bell once.
+// rings rings the bells of several controllers' units, each once.
 func (s *db) rings(rcIDs ...string) (ops []consul.Op) {
 	for _, unit := range rc.UnitsOf(rcIDs) {
 		ops = append(ops, s.ring(unit))
@@ -120,9 +144,9 @@ func (s *db) rings(rcIDs ...string) (ops []consul.Op) {
 	return ops
 }
 
-// statusOf picks a controller's status out of what was found: nil where there is none that can be read, which is written anew.
+// statusOf returns nil for a missing or unreadable status. The owner writes it again.
 func (s *db) statusOf(found map[string]consul.Pair, rcID string) *rc.Status {
-	st, err := s.Statuses.recallIn(found, s.keys.Statuses.Key(rcID))
+	st, err := s.Statuses.decodeIn(found, s.keys.Statuses.Key(rcID))
 	if err != nil || st.Index == 0 {
 		return nil
 	}

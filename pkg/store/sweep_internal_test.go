@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(consultest.Main(m)) }
 
-// A bell is removed only in the transaction that proves that its controller is missing.
+// A bell is removed only on condition that its controller does not exist.
 func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -22,7 +22,8 @@ func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 	for i := 0; len(alive) < 64; i++ {
 		if id := fmt.Sprintf("rc%d", i); shardOf(id) == shard {
 			alive = append(alive, id)
-			if _, err := client.Commit(t.Context(), []consul.Op{consul.Set(keys.RCs.Key(id), nil), consul.Set(keys.Bells.Key(id), nil)}); err != nil {
+			if _, err := client.Commit(t.Context(),
+				[]consul.Op{consul.Set(keys.RCs.Key(id), nil), consul.Set(keys.Bells.Key(id), nil)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -31,7 +32,7 @@ func TestASweepRemovesNoBellOfALivingController(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The ids were listed before the controllers were created, all but one, whose bell is missing.
+	// The sweep's list is older than these controllers. It has one other id, whose bell is missing.
 	missing := ""
 	for i := 0; missing == ""; i++ {
 		if id := fmt.Sprintf("other%d", i); shardOf(id) == shard {

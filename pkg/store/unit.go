@@ -13,27 +13,26 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Unit is all that a look at a unit reads first, at one moment (ADR 29). Whatever is read later is at least as new as
-// its bell and its drops.
+// Unit has all records of a unit that a look reads first, as of one moment (ADR 29).
 type Unit struct {
 	ID        string
 	BellIndex uint64 // zero: there is no bell
 	Drops     Drops
-	Heads     map[string]*Head // by controller id: of all that have any of what a head holds
-	// Rollout is that of the service; index zero: there is none, and with RolloutErr it cannot be read. Trouble is what
-	// stands beside it; one that cannot be read is none.
+	Heads     map[string]*Head // by controller id; also of controllers without a record
+	// Rollout is the service's rollout; index zero: none. RolloutErr: it cannot be read. Trouble has its alerts; index
+	// zero: none.
 	Rollout    Rec[rollout.Record]
 	RolloutErr error
 	Trouble    Rec[RolloutTrouble]
 }
 
-// Head is what there is of one controller besides what its nodes report.
+// Head has the records of one controller except reports.
 type Head struct {
 	RC       Rec[rc.RC]
-	Err      error // ErrNotFound where there is no record, *CorruptError where it cannot be read
+	Err      error // ErrNotFound if there is no record, *CorruptError if it cannot be read
 	Status   *rc.Status
-	Requests []Rec[Request] // oldest first; one that cannot be read asks for nothing
-	// Placements are those that can be read; Corrupt has an error for each of the others.
+	Requests []Rec[Request] // oldest first, without those that cannot be read
+	// Placements are the readable ones. Corrupt has an error for each other one.
 	Placements []Rec[pod.Placement]
 	Corrupt    []error
 }
@@ -41,39 +40,41 @@ type Head struct {
 // Exists reports whether the controller has a record, readable or not.
 func (h *Head) Exists() bool { return !errors.Is(h.Err, ErrNotFound) }
 
-// Owned reports whether the owner of the unit has something to do with the controller: it has a record, or somebody
-// asks about what it left behind. Other pods without a record are left alone (P4).
+// Owned reports whether the owner must handle the controller: it has a record, or a request about its remains.
+// Otherwise the owner leaves its pods alone (P4).
 func (h *Head) Owned() bool { return h.Exists() || len(h.Requests) > 0 }
 
-// ReadUnit reads a unit with all of its controllers and its rollout.
-func (t *Passes) ReadUnit(ctx context.Context, unit string, consistent bool) (Unit, error) {
-	found, below, err := t.merged.Read(ctx, t.unitKeys(unit), levelOf(consistent))
+// ReadUnit reads a unit with its controllers and its rollout.
+func (p *Passes) ReadUnit(ctx context.Context, unit string, level Level) (Unit, error) {
+	found, below, err := p.merged.Read(ctx, p.unitKeys(unit), level)
 	if err != nil {
 		return Unit{}, err
 	}
-	return t.unitOf(unit, found, below), nil
+	return p.unitOf(unit, found, below), nil
 }
 
 func (t *underLock) unitKeys(unit string) consul.Reading {
 	return consul.Reading{
-		// The unit's own record and status are those of a controller without a service. What is below a prefix does not
-		// include the key that equals it.
+		// For a controller without a service, two of these are the keys of its record and its status. A read below a
+		// prefix does not include the key that equals the prefix.
 		Keys: []string{
-			t.keys.Bells.Key(unit), t.keys.Drops.Key(unit), t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit), t.keys.Rollouts.Key(unit),
+			t.keys.Bells.Key(unit), t.keys.Drops.Key(unit), t.keys.RCs.Key(unit),
+			t.keys.Statuses.Key(unit), t.keys.Rollouts.Key(unit),
 		},
 		Prefixes: []string{
-			t.keys.RCs.OfUnit(unit), t.keys.Statuses.OfUnit(unit), t.keys.Requests.OfUnit(unit), t.keys.Pods.OfUnit(unit), t.keys.Drops.OfUnit(unit),
+			t.keys.RCs.OfUnit(unit), t.keys.Statuses.OfUnit(unit), t.keys.Requests.OfUnit(unit),
+			t.keys.Pods.OfUnit(unit), t.keys.Drops.OfUnit(unit),
 			t.keys.Rollouts.OfUnit(unit),
 		},
 	}
 }
 
-// unitOf fills in what can be read.
 func (t *underLock) unitOf(unit string, found map[string]consul.Pair, below []consul.Pair) Unit {
 	u := Unit{
-		ID: unit, BellIndex: found[t.keys.Bells.Key(unit)].ModifyIndex, Drops: t.dropsOf(unit, found, below), Heads: map[string]*Head{},
+		ID: unit, BellIndex: found[t.keys.Bells.Key(unit)].ModifyIndex, Drops: t.dropsOf(unit, found,
+			below), Heads: map[string]*Head{},
 	}
-	if u.Rollout, u.RolloutErr = t.Rollouts.recallIn(found, t.keys.Rollouts.Key(unit)); u.RolloutErr != nil {
+	if u.Rollout, u.RolloutErr = t.Rollouts.decodeIn(found, t.keys.Rollouts.Key(unit)); u.RolloutErr != nil {
 		u.Rollout = Rec[rollout.Record]{Index: found[t.keys.Rollouts.Key(unit)].ModifyIndex}
 	}
 	for _, key := range []string{t.keys.RCs.Key(unit), t.keys.Statuses.Key(unit)} {
@@ -87,10 +88,9 @@ func (t *underLock) unitOf(unit string, found map[string]consul.Pair, below []co
 	return u
 }
 
-// addTo adds one pair that was found below a prefix of a unit.
 func (t *underLock) addTo(u *Unit, p consul.Pair) {
 	if p.Key == t.keys.RolloutTroubles.Key(u.ID) {
-		u.Trouble, _ = t.RolloutTroubles.recall(p)
+		u.Trouble, _ = t.RolloutTroubles.decode(p)
 		return
 	}
 	head := func(k Kind) *Head {
@@ -109,9 +109,9 @@ func (t *underLock) addTo(u *Unit, p consul.Pair) {
 		return h
 	}
 	if h := head(t.keys.RCs); h != nil {
-		h.RC, h.Err = t.RCs.recall(p)
+		h.RC, h.Err = t.RCs.decode(p)
 	} else if h := head(t.keys.Statuses); h != nil {
-		if st, err := t.Statuses.recall(p); err == nil {
+		if st, err := t.Statuses.decode(p); err == nil {
 			h.Status = &st.Value
 		}
 	} else if h := head(t.keys.Requests); h != nil {
@@ -119,7 +119,7 @@ func (t *underLock) addTo(u *Unit, p consul.Pair) {
 			h.Requests = append(h.Requests, r)
 		}
 	} else if h := head(t.keys.Pods); h != nil {
-		if rec, err := t.Pods.recall(p); err == nil {
+		if rec, err := t.Pods.decode(p); err == nil {
 			h.Placements = append(h.Placements, rec)
 		} else {
 			h.Corrupt = append(h.Corrupt, err)
@@ -127,8 +127,8 @@ func (t *underLock) addTo(u *Unit, p consul.Pair) {
 	}
 }
 
-// Latest returns the id of the controller whose labels decide which farms may own the unit: that of the highest
-// revision. Of controllers that cannot be read it is the last one; "" where no controller has a record.
+// Latest returns the controller whose labels decide which farms may own the unit: the highest revision, or the last id
+// if no record can be read, or "" without a record.
 func (u *Unit) Latest() string {
 	latest, number := "", int64(-1)
 	for id, h := range u.Heads {
@@ -146,8 +146,7 @@ func (u *Unit) Latest() string {
 	return latest
 }
 
-// IDs returns the controllers of the unit, the highest revision first and those that run before one, or have no record,
-// last.
+// IDs returns the highest revision first. Controllers that run before a revision, or without a record, come last.
 func (u *Unit) IDs() []string {
 	ids := make([]string, 0, len(u.Heads))
 	for id := range u.Heads {
@@ -159,12 +158,12 @@ func (u *Unit) IDs() []string {
 		}
 		return 0
 	}
-	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(cmp.Compare(revision(b), revision(a)), cmp.Compare(b, a)) })
+	slices.SortFunc(ids,
+		func(a, b string) int { return cmp.Or(cmp.Compare(revision(b), revision(a)), cmp.Compare(b, a)) })
 	return ids
 }
 
-// UnitRC reads the record of the controller whose labels decide which farms may own a unit; see Unit.Latest. It returns
-// ErrNotFound where the unit has no controller.
+// UnitRC reads the controller of Unit.Latest, or returns ErrNotFound.
 func (t *underLock) UnitRC(ctx context.Context, unit string) (Rec[rc.RC], error) {
 	r := consul.Reading{Keys: []string{t.keys.RCs.Key(unit)}, Prefixes: []string{t.keys.RCs.OfUnit(unit)}}
 	found, below, err := t.merged.Read(ctx, r, consul.Default)

@@ -13,7 +13,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// owning gives a test a farm that owns a controller.
 func owning(t *testing.T, st *Store, rcID string, test func(ctx context.Context, farm *FarmSession, fence Fence)) {
 	t.Helper()
 	ctx, done := context.WithCancel(t.Context())
@@ -43,7 +42,6 @@ func write(t *testing.T, st *Store, ops ...consul.Op) {
 
 const testUnit = "01hzzzzzzzzzzzzzzzzzzzwebs"
 
-// rollingOn is a rollout with one controller.
 func rollingOn(id string) rollout.Record {
 	return rollout.Record{
 		ID: "r1", Service: "web", Strategy: rollout.InPlaceStrategy, State: rollout.Progressing, Groups: groups(1),
@@ -55,9 +53,8 @@ func rollingOn(id string) rollout.Record {
 	}
 }
 
-// What is read of a unit: its bell, drops, rollout and what trouble that has, and of each of its controllers the
-// record, status, requests and placements, readable or not. What belongs to another unit is not among it, also where
-// its id begins alike.
+// ReadUnit reads the bell, drops, rollout and alerts of a unit, and each controller's record, status, requests and
+// placements, readable or not. It returns no record of another unit whose id begins with the same letters.
 func TestReadUnit(t *testing.T) {
 	t.Parallel()
 	for _, unit := range []string{testUnit, "web"} {
@@ -65,32 +62,43 @@ func TestReadUnit(t *testing.T) {
 		keys := st.keys
 		first, second, pre := unit+"-1", unit+"-2", unit+"-2-pre"
 		others := []string{"01hzzzzzzzzzzzzzzzzzzzwebt-1", unit + "x"}
-		if unit == "web" { // no ULID: a unit by itself
+		if unit == "web" { // not a ULID: the controller is a unit by itself
 			first, second, pre = unit, unit, unit
 			others = []string{"web-1", "webx"}
 		}
 		record := func(id string, revision int64) consul.Op {
-			r := rc.RC{ID: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: new(int)}}, Service: &rc.Service{Name: "web", Revision: revision}}
+			r := rc.RC{
+				ID: id, ManifestDigest: "m", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: new(int)}},
+				Service: &rc.Service{Name: "web", Revision: revision},
+			}
 			return consul.Set(keys.RCs.Key(id), asJSON(r))
 		}
-		placed := pod.Placement{Identity: pod.Identity{RCID: first, Role: "main"}, Node: "n1", PodID: "p", Digest: hexOf("m"), RunState: pod.Running, Revision: 1}
+		placed := pod.Placement{
+			Identity: pod.Identity{RCID: first, Role: "main"}, Node: "n1", PodID: "p",
+			Digest: hexOf("m"), RunState: pod.Running, Revision: 1,
+		}
 		write(
 			t, st,
-			consul.Set(keys.Bells.Key(first), []byte("x")), consul.Set(keys.Drops.Key(second), []byte("x")), consul.Set(keys.Drops.Key(first, "n1"), []byte("3")),
+			consul.Set(keys.Bells.Key(first), []byte("x")), consul.Set(keys.Drops.Key(second),
+				[]byte("x")), consul.Set(keys.Drops.Key(first, "n1"), []byte("3")),
 			record(first, 1), consul.Set(keys.Statuses.Key(first), asJSON(rc.Status{RCID: first, Epoch: "n"})),
-			consul.Set(keys.Pods.Key(placed.Identity.String()), asJSON(placed)), consul.Set(keys.Pods.Below(first)+"main.1", []byte("{")),
-			consul.Set(keys.Statuses.Key(pre), []byte("{")), consul.Set(keys.Rollouts.Key(unit), asJSON(rollingOn(first))),
+			consul.Set(keys.Pods.Key(placed.Identity.String()),
+				asJSON(placed)), consul.Set(keys.Pods.Below(first)+"main.1", []byte("{")),
+			consul.Set(keys.Statuses.Key(pre), []byte("{")), consul.Set(keys.Rollouts.Key(unit),
+				asJSON(rollingOn(first))),
 			consul.Set(keys.RolloutTroubles.Key(unit), asJSON(RolloutTrouble{Rollout: "r1", Reason: "look at it"})),
 		)
 		if second != first {
 			write(t, st, record(second, 7), consul.Set(keys.Requests.Key(second, "u"), []byte("{")))
 		}
 		for _, id := range others {
-			write(t, st, record(id, 9), consul.Set(keys.Pods.Below(id)+"main.1", []byte("{")), consul.Set(keys.Bells.Key(id), []byte("y")))
-			write(t, st, consul.Set(keys.Rollouts.Key(id), []byte("{")), consul.Set(keys.RolloutTroubles.Key(id), []byte("{")))
+			write(t, st, record(id, 9), consul.Set(keys.Pods.Below(id)+"main.1", []byte("{")),
+				consul.Set(keys.Bells.Key(id), []byte("y")))
+			write(t, st, consul.Set(keys.Rollouts.Key(id), []byte("{")),
+				consul.Set(keys.RolloutTroubles.Key(id), []byte("{")))
 		}
 		farm := st.FarmSession(&consul.Session{}, "f1")
-		u, err := farm.ReadUnit(t.Context(), unit, true)
+		u, err := farm.ReadUnit(t.Context(), unit, Consistent)
 		if err != nil || u.BellIndex == 0 || u.Drops.Index == 0 || u.Drops.Counts["n1"].Drops != 3 {
 			t.Fatalf("%+v, %v", u, err)
 		}
@@ -106,23 +114,26 @@ func TestReadUnit(t *testing.T) {
 			t.Errorf("controllers %v, want %v; the latest is %s", got, want, u.Latest())
 		}
 		h := u.Heads[first]
-		if h == nil || h.RC.Index == 0 || len(h.Placements) != 1 || h.Placements[0].Index == 0 || len(h.Corrupt) != 1 || !h.Owned() {
+		if h == nil || h.RC.Index == 0 || len(h.Placements) != 1 || h.Placements[0].Index == 0 || len(h.Corrupt) != 1 ||
+			!h.Owned() {
 			t.Errorf("%+v", h)
 		}
-		if second != first && (h.Status == nil || h.Status.Epoch != "n" || u.Heads[pre].Owned() || u.Heads[pre].Status != nil) {
+		if second != first &&
+			(h.Status == nil || h.Status.Epoch != "n" || u.Heads[pre].Owned() || u.Heads[pre].Status != nil) {
 			t.Errorf("%+v", u.Heads[pre])
 		}
 		if rec, err := farm.UnitRC(t.Context(), unit); err != nil || rec.Value.ID != second {
 			t.Errorf("labels come from %q, %v", rec.Value.ID, err)
 		}
 	}
-	if _, err := empty(t).FarmSession(&consul.Session{}, "f1").UnitRC(t.Context(), testUnit); !errors.Is(err, ErrNotFound) {
+	if _, err := empty(t).FarmSession(&consul.Session{}, "f1").UnitRC(t.Context(), testUnit); !errors.Is(err,
+		ErrNotFound) {
 		t.Errorf("a unit without a controller: %v", err)
 	}
 }
 
-// A batch lands only while the records of the unit's other controllers and of its rollout are as they were, and nothing
-// has dropped. Only the latter is told apart, as it can be sent again.
+// A batch lands only while the unit's other controllers and its rollout are unchanged, and no copy has dropped. If only
+// drops refused it, the error is ErrDropped, because the farm can compute the batch again.
 func TestABatchDependsOnItsUnit(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -137,7 +148,7 @@ func TestABatchDependsOnItsUnit(t *testing.T) {
 	owning(t, st, testUnit, func(ctx context.Context, farm *FarmSession, fence Fence) {
 		try := func(between ...consul.Op) error {
 			t.Helper()
-			u, err := farm.ReadUnit(ctx, testUnit, true)
+			u, err := farm.ReadUnit(ctx, testUnit, Consistent)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,8 +186,8 @@ func TestABatchDependsOnItsUnit(t *testing.T) {
 	})
 }
 
-// What belongs to a unit goes with its last controller, its rollout and the trouble of that too, and only where no
-// other controller has come since its bell was read.
+// With the last controller of a unit, its bell, drops, lock, rollout and alerts are removed, but nothing if another
+// controller was made since the bell was read.
 func TestFinishOfAUnit(t *testing.T) {
 	t.Parallel()
 	st := empty(t)
@@ -203,7 +214,7 @@ func TestFinishOfAUnit(t *testing.T) {
 	rolling := consul.Set(st.keys.Rollouts.Key(testUnit), asJSON(rollingOn(second)))
 	write(t, st, rolling, consul.Set(st.keys.RolloutTroubles.Key(testUnit), []byte("{}")))
 	owning(t, st, testUnit, func(ctx context.Context, farm *FarmSession, fence Fence) {
-		u, err := farm.ReadUnit(ctx, testUnit, true)
+		u, err := farm.ReadUnit(ctx, testUnit, Consistent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -229,7 +240,8 @@ func TestFinishOfAUnit(t *testing.T) {
 			t.Error(err)
 		}
 		left(true)
-		write(t, st, consul.Delete(st.keys.Rollouts.Key(testUnit))) // while there is one, nobody makes a controller alone
+		// During a rollout, ChangeRC makes no controller of the service.
+		write(t, st, consul.Delete(st.keys.Rollouts.Key(testUnit)))
 		third := create(3)
 		write(t, st, rolling)
 		if err := finish(second, u.BellIndex); !errors.Is(err, ErrRefused) {
@@ -239,7 +251,7 @@ func TestFinishOfAUnit(t *testing.T) {
 		if err := finish(second, 0); err != nil {
 			t.Error(err)
 		}
-		now, err := farm.ReadUnit(ctx, testUnit, true)
+		now, err := farm.ReadUnit(ctx, testUnit, Consistent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -250,14 +262,14 @@ func TestFinishOfAUnit(t *testing.T) {
 	})
 }
 
-// Of a unit whose controllers were removed by hand the statuses go, and with the last of it its lock, rollout and
-// trouble. A rollout that has changed since it was read keeps all of it, and so does a controller that has come.
+// If a unit's controllers were removed by hand, Abandon removes their statuses, and with the last one the lock, the
+// rollout and the alerts. It removes nothing if the rollout changed since it was read, or the controller is back.
 func TestAbandon(t *testing.T) {
 	t.Parallel()
 	gone := rc.RevisionID(testUnit, 1)
 	for name, c := range map[string]struct {
-		rollout string // "": there is none
-		whole   bool   // nothing is left of the unit
+		rollout string // "": there is no rollout
+		whole   bool   // no controller of the unit is left
 		between func(k *Keys, f Fence) consul.Op
 		refused bool
 		left    int // of status, lock, rollout and trouble
@@ -301,7 +313,7 @@ func TestAbandon(t *testing.T) {
 				write(t, st, consul.Set(k.Rollouts.Key(testUnit), []byte(c.rollout)))
 			}
 			owning(t, st, testUnit, func(ctx context.Context, farm *FarmSession, fence Fence) {
-				u, err := farm.ReadUnit(ctx, testUnit, true)
+				u, err := farm.ReadUnit(ctx, testUnit, Consistent)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -17,7 +17,7 @@ func epochOf(at time.Time) string {
 	return strings.ToLower(id.String())
 }
 
-// Whatever epoch is there, the next one can be read and is above it; above the last of all it is one of now.
+// The next epoch is valid and above the present one. After the last possible epoch it is made from the time.
 func TestTheNextEpochCanAlwaysBeRead(t *testing.T) {
 	t.Parallel()
 	last := time.UnixMilli(int64(lastEpoch))
@@ -43,14 +43,17 @@ func TestTheNextEpochCanAlwaysBeRead(t *testing.T) {
 			t.Errorf("%s: %s after %s, %v", name, s.Epoch, c.before, err)
 		}
 	}
-	for _, bad := range []string{"", "zz", strings.ToUpper(NewID()), "7" + strings.Repeat("z", 25), "8" + strings.Repeat("z", 25), NewID() + "0"} {
+	for _, bad := range []string{
+		"", "zz", strings.ToUpper(NewID()), "7" + strings.Repeat("z", 25),
+		"8" + strings.Repeat("z", 25), NewID() + "0",
+	} {
 		if err := (&Schema{FormatVersion: FormatVersion, Epoch: bad}).Check(); err == nil {
 			t.Errorf("the epoch %q is read", bad)
 		}
 	}
 }
 
-// Which of the nodes count that say that the store went back in time, whatever the reader's clock says.
+// WitnessesOf is right even if the reader's clock is wrong.
 func TestWitnesses(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
@@ -63,22 +66,83 @@ func TestWitnesses(t *testing.T) {
 	for name, c := range map[string]struct {
 		witness string
 		nodes   []*node.View
-		clock   time.Duration // how far the reader's is off
+		clock   time.Duration // error of the reader's clock
 		known   time.Duration
 		want    Witnesses
 	}{
-		"nobody":                     {"", []*node.View{says("a", ""), dead, released, says("b", epochOf(now.Add(-2*time.Hour)))}, 0, 0, Witnesses{}},
-		"one":                        {"", []*node.View{says("a", present)}, 0, 0, Witnesses{Epoch: present, By: []string{"a"}}},
-		"another one before":         {"b", []*node.View{says("a", present)}, 0, 0, Witnesses{Epoch: present, By: []string{"a"}}},
-		"the same":                   {"a", []*node.View{says("a", present)}, 0, 20 * time.Minute, Witnesses{Epoch: present, By: []string{"a"}, Wait: 40 * time.Minute}},
-		"the same, by a clock ahead": {"a", []*node.View{says("a", present)}, 48 * time.Hour, 20 * time.Minute, Witnesses{Epoch: present, By: []string{"a"}, Wait: 40 * time.Minute}},
-		"the same after an hour":     {"a", []*node.View{says("a", present)}, 0, time.Hour, Witnesses{Epoch: present, By: []string{"a"}}},
-		"the same and another":       {"a", []*node.View{says("b", later), says("a", present)}, 0, 0, Witnesses{Epoch: later, By: []string{"a", "b"}}},
-		"by a clock that is behind":  {"", []*node.View{says("a", present)}, -30 * 24 * time.Hour, 0, Witnesses{Epoch: present, By: []string{"a"}}},
-		"too far ahead":              {"", []*node.View{says("a", epochOf(now.Add(25*time.Hour)))}, 0, 0, Witnesses{Ignored: map[string]string{"a": ""}}},
-		"too far, by a clock behind": {"", []*node.View{says("a", epochOf(now.Add(24*time.Hour)))}, -24 * time.Hour, 0, Witnesses{Ignored: map[string]string{"a": ""}}},
-		"the last of all":            {"", []*node.View{says("a", "7"+strings.Repeat("z", 25)), says("b", present)}, 0, 0, Witnesses{Epoch: present, By: []string{"b"}, Ignored: map[string]string{"a": ""}}},
-		"none":                       {"", []*node.View{says("a", "zz")}, 0, 0, Witnesses{Ignored: map[string]string{"a": ""}}},
+		"nobody": {
+			"",
+			[]*node.View{says("a", ""), dead, released, says("b", epochOf(now.Add(-2*time.Hour)))},
+			0, 0,
+			Witnesses{},
+		},
+		"one": {
+			"",
+			[]*node.View{says("a", present)},
+			0, 0,
+			Witnesses{Epoch: present, By: []string{"a"}},
+		},
+		"another one before": {
+			"b",
+			[]*node.View{says("a", present)},
+			0, 0,
+			Witnesses{Epoch: present, By: []string{"a"}},
+		},
+		"the same": {
+			"a",
+			[]*node.View{says("a", present)},
+			0, 20 * time.Minute,
+			Witnesses{Epoch: present, By: []string{"a"}, Wait: 40 * time.Minute},
+		},
+		"the same, by a clock ahead": {
+			"a",
+			[]*node.View{says("a", present)},
+			48 * time.Hour, 20 * time.Minute,
+			Witnesses{Epoch: present, By: []string{"a"}, Wait: 40 * time.Minute},
+		},
+		"the same after an hour": {
+			"a",
+			[]*node.View{says("a", present)},
+			0, time.Hour,
+			Witnesses{Epoch: present, By: []string{"a"}},
+		},
+		"the same and another": {
+			"a",
+			[]*node.View{says("b", later), says("a", present)},
+			0, 0,
+			Witnesses{Epoch: later, By: []string{"a", "b"}},
+		},
+		"by a clock that is behind": {
+			"",
+			[]*node.View{says("a", present)},
+			-30 * 24 * time.Hour, 0,
+			Witnesses{Epoch: present, By: []string{"a"}},
+		},
+		"too far ahead": {
+			"",
+			[]*node.View{says("a", epochOf(now.Add(25*time.Hour)))},
+			0, 0,
+			Witnesses{Ignored: map[string]string{"a": ""}},
+		},
+		"too far, by a clock behind": {
+			"",
+			[]*node.View{says("a", epochOf(now.Add(24*time.Hour)))},
+			-24 * time.Hour, 0,
+			Witnesses{Ignored: map[string]string{"a": ""}},
+		},
+		"the last of all": {
+			"",
+			[]*node.View{says("a", "7"+strings.Repeat("z", 25)), says("b", present)},
+			0,
+			0,
+			Witnesses{Epoch: present, By: []string{"b"}, Ignored: map[string]string{"a": ""}},
+		},
+		"none": {
+			"",
+			[]*node.View{says("a", "zz")},
+			0, 0,
+			Witnesses{Ignored: map[string]string{"a": ""}},
+		},
 	} {
 		got := WitnessesOf(Schema{Epoch: present, Witness: c.witness}, c.nodes, now.Add(c.clock), c.known)
 		if c.want.Ignored == nil {

@@ -1,5 +1,4 @@
-// Package wait has what loops are made of: pauses that the end of their context cuts short, a signal that wakes one, and paces of tries.
-// Every daemon's loops use it; nothing here outlives its context.
+// Package wait has pauses and signals for loops. No function here continues after its context has ended.
 package wait
 
 import (
@@ -9,13 +8,13 @@ import (
 	"github.com/cenkalti/backoff/v5"
 )
 
-// Signal wakes one waiting goroutine. Raising it again before it is seen changes nothing.
+// Signal wakes one waiting goroutine. Raising it again before that changes nothing.
 type Signal chan struct{}
 
-// NewSignal returns one that is not raised.
+// NewSignal returns a signal that is not raised.
 func NewSignal() Signal { return make(Signal, 1) }
 
-// Raise wakes whoever waits, or comes next.
+// Raise wakes the goroutine that waits, or the next one that will wait.
 func (s Signal) Raise() {
 	select {
 	case s <- struct{}{}:
@@ -23,13 +22,13 @@ func (s Signal) Raise() {
 	}
 }
 
-// Pause waits, or returns the cause of the context's end.
+// Pause waits. If the context ends first, it returns the cause.
 func Pause(ctx context.Context, d time.Duration) error {
 	_, err := PauseUnless(ctx, nil, d)
 	return err
 }
 
-// PauseUnless waits until the signal is raised, which it reports, or the time is over. The error is the cause of the context's end.
+// PauseUnless waits until the signal is raised or the time is over. If the context ends first, it returns the cause.
 func PauseUnless(ctx context.Context, wake Signal, d time.Duration) (woken bool, err error) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -43,14 +42,15 @@ func PauseUnless(ctx context.Context, wake Signal, d time.Duration) (woken bool,
 	}
 }
 
-// Each calls look until ctx ends: at once, and again when the signal is raised, which may be nil, or the time that look returned is over.
+// Each calls look until ctx ends: at once, when the signal, which may be nil, is raised, and when the time is over that
+// look returned.
 func Each(ctx context.Context, wake Signal, look func() (next time.Duration)) {
 	for ctx.Err() == nil {
 		_, _ = PauseUnless(ctx, wake, look()) // the loop sees the end of ctx
 	}
 }
 
-// NewPace returns the pauses between tries: the first, and what they grow to.
+// NewPace returns growing pauses between tries, from first to most.
 func NewPace(first, most time.Duration) *backoff.ExponentialBackOff {
 	pace := backoff.NewExponentialBackOff()
 	pace.InitialInterval, pace.MaxInterval = first, most

@@ -10,7 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// A loop looks at once, when its time has come, when it is woken, and not after its context has ended.
+// Each calls look immediately, when the time is over, and when the signal is raised, but not after its context has
+// ended.
 func TestEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)

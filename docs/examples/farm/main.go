@@ -1,5 +1,5 @@
-// Command farm is an example of a farm with a scheduler of its own: cmd/farm with one line more. It takes all flags of a farm but those of
-// an outside scheduler, and does all that a farm does. This scheduler leaves out the nodes that operators have labelled keep-free:
+// Command farm is an example of a farm with its own scheduler: cmd/farm with one more line. It has all flags of a farm,
+// except those of an outside scheduler. Its scheduler leaves out the nodes that operators have labelled keep-free:
 //
 //	go run ./docs/examples/farm --id farm-1 --data-dir /var/lib/rcfarm/farm
 //	rcctl label node n3 keep-free=yes
@@ -14,12 +14,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// keepFree names the eligible nodes that are not kept free. Of them the farm takes those with the fewest pods of the controller.
+// keepFree returns the eligible nodes without the label. The farm takes those with the fewest pods of the controller.
 type keepFree struct{ scheduler.NoBooks }
 
 // EligibleNodes implements scheduler.Scheduler.
-func (keepFree) EligibleNodes(_ context.Context, v *scheduler.View) (names []string, others scheduler.Reasons, err error) {
+func (keepFree) EligibleNodes(_ context.Context, v *scheduler.View) ([]string, scheduler.Reasons, error) {
 	nodes, others := v.Eligible()
+	var names []string
 	for _, n := range nodes {
 		if n.Label("keep-free") != "" {
 			others["kept free"]++

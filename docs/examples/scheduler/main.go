@@ -1,5 +1,6 @@
-// Command scheduler is an example of a scheduler beside farms: of the nodes with the fewest pods of a controller it prefers the first by name, and it
-// leaves out those that operators have labelled keep-free. Start it, and farms with --scheduler-url:
+// Command scheduler is an example of a scheduler in its own process. It leaves out the nodes that operators have
+// labelled keep-free. Among the nodes with the fewest pods of a controller, the farm takes the first by name. Start it,
+// and start farms with --scheduler-url:
 //
 //	go run ./docs/examples/scheduler -listen 127.0.0.1:7470
 //	rcctl dev --scheduler-url http://127.0.0.1:7470
@@ -18,7 +19,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler/remote"
 )
 
-// byName names the eligible nodes in the order of their names. It keeps no books: the nodes' reservations say what is taken.
+// byName returns the eligible nodes in the order of their names. It keeps no books, because the nodes have
+// reservations.
 type byName struct{ scheduler.NoBooks }
 
 // EligibleNodes implements scheduler.Scheduler.
@@ -32,7 +34,7 @@ func (byName) EligibleNodes(_ context.Context, v *scheduler.View) ([]string, sch
 		}
 		names = append(names, n.Name())
 	}
-	log.Printf("%s asks for nodes, has %d: %v, others %s", v.Ask().RCName, v.Ask().Desired, names, others)
+	log.Printf("%s with %d replicas asks for nodes: %v; others: %s", v.Ask().RCName, v.Ask().Desired, names, others)
 	return names, others, nil
 }
 

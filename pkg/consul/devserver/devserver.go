@@ -1,4 +1,4 @@
-// Package devserver runs a development Consul: one agent in dev mode on loopback, all of its ports free ones.
+// Package devserver runs a development Consul: one agent on loopback, with free ports.
 package devserver
 
 import (
@@ -19,16 +19,15 @@ import (
 // Config describes one server.
 type Config struct {
 	Bin       string // path of the consul program; see Find
-	Dir       string // where its configuration is written
-	Port      int    // HTTP port on 127.0.0.1; zero picks a free one
+	Dir       string // for its configuration
+	Port      int    // HTTP port on 127.0.0.1; zero: a free one
 	ExtraJSON string // more configuration, as a JSON object
-	// MaxClientConns is how many connections one address may have; zero: Consul's default, which is 200.
+	// MaxClientConns is how many connections Consul accepts from one address; zero: Consul's default, 200.
 	MaxClientConns int
-	OnDisk         bool // a server of its own cluster that keeps its state in Dir, in place of dev mode
+	OnDisk         bool // a server of a cluster of its own, with its state in Dir, instead of dev mode
 }
 
-// Find returns the Consul program: $CONSUL_BIN, else consul beside this program or in one of the given folders, else
-// consul on PATH.
+// Find returns the Consul program: $CONSUL_BIN, or consul in one of the folders, beside this program, or on PATH.
 func Find(folders ...string) (string, error) {
 	if bin := os.Getenv("CONSUL_BIN"); bin != "" {
 		if _, err := os.Stat(bin); err != nil {
@@ -52,17 +51,17 @@ func Find(folders ...string) (string, error) {
 	return bin, nil
 }
 
-// Server is how to start one server, and how to know it again.
+// Server has what is needed to start one server, and to recognise it.
 type Server struct {
 	Identity
 	Args []string // of the consul program
 }
 
-// Identity tells a server from every other one that may answer at its address.
+// Identity distinguishes a server from others that may answer at the same address.
 type Identity struct {
 	Addr   string // host:port of its HTTP API
 	NodeID string // see NewNodeID
-	RPC    string // host:port that it has as the leader of its cluster; empty: not known
+	RPC    string // host:port of its RPC, which is also the address of its cluster's leader; empty: not known
 }
 
 // NewNodeID returns a node id that no other agent has.
@@ -104,7 +103,8 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s.Args = []string{"agent", "-dev", "-log-level", "warn", "-config-file", file}
 	if cfg.OnDisk {
 		s.Args = []string{
-			"agent", "-server", "-bootstrap-expect", "1", "-data-dir", filepath.Join(cfg.Dir, "data"), "-log-level", "warn",
+			"agent", "-server", "-bootstrap-expect", "1", "-data-dir", filepath.Join(cfg.Dir,
+				"data"), "-log-level", "warn",
 			"-hcl", "performance { raft_multiplier = 1 }", "-config-file", file,
 		}
 	}
@@ -120,7 +120,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// CheckFree returns an error when a program listens on a port of 127.0.0.1, by TCP or UDP.
+// CheckFree returns an error if a program listens on a port of 127.0.0.1, by TCP or UDP.
 func CheckFree(ctx context.Context, port int) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", loopback(port))
 	if err != nil {
@@ -130,7 +130,7 @@ func CheckFree(ctx context.Context, port int) error {
 	return checkDatagrams(ctx, l)
 }
 
-// checkDatagrams returns an error when a program has the port of a listener for UDP, which Consul's gossip uses, too.
+// checkDatagrams checks the port for UDP, because Consul's gossip uses both.
 func checkDatagrams(ctx context.Context, l net.Listener) error {
 	p, err := new(net.ListenConfig).ListenPacket(ctx, "udp", l.Addr().String())
 	if err != nil {
@@ -139,11 +139,10 @@ func checkDatagrams(ctx context.Context, l net.Listener) error {
 	return p.Close()
 }
 
-// portTries is how many ports the kernel is asked for, at most, until one is free for UDP, too.
+// portTries bounds how many ports the kernel is asked for until one is also free for UDP.
 const portTries = 20
 
-// FreePorts returns distinct ports on 127.0.0.1 that nothing has, neither for TCP nor for UDP. Another program may take
-// one before it is used; who starts a server on it must be ready to try again.
+// FreePorts returns distinct ports on 127.0.0.1. Another program may take one before the caller uses it.
 func FreePorts(ctx context.Context, n int) ([]int, error) {
 	ports := make([]int, n)
 	for i := range ports {
@@ -165,11 +164,11 @@ func FreePorts(ctx context.Context, n int) ([]int, error) {
 	return ports, nil
 }
 
-// ErrForeign says that another Consul than the one that was started answers at its address.
+// ErrForeign means that another Consul answers.
 var ErrForeign = errors.New("another Consul answers")
 
-// WaitReady returns when this very server has a leader and its own node is in the catalog, or when ctx ends. It returns
-// an error that matches ErrForeign as soon as another one answers at its address. It only reads.
+// WaitReady returns when this server has a leader and its own node is in the catalog, or when ctx ends. It returns
+// ErrForeign as soon as another server answers. It only reads.
 func WaitReady(ctx context.Context, id Identity) error {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
@@ -189,9 +188,8 @@ func WaitReady(ctx context.Context, id Identity) error {
 	}
 }
 
-// isOwn returns nil when the agent that answers is the one of the identity. Whoever bears no token may not ask a server
-// that denies by default who it is; there the address of the cluster's leader tells, which is on a port that only this
-// server has.
+// isOwn checks who answers. A server with the default policy deny does not show its identity without a token. Then the
+// address of the cluster's leader identifies it, because only the started server uses this port.
 func isOwn(ctx context.Context, id Identity) error {
 	var self struct {
 		Config struct{ NodeID, NodeName string }
@@ -203,7 +201,8 @@ func isOwn(ctx context.Context, id Identity) error {
 		case err == nil && leader == "":
 			return errors.New("no leader yet")
 		case err == nil && leader != id.RPC:
-			return fmt.Errorf("%w at %s: its leader is at %s, and the one that was started would be at %s", ErrForeign, id.Addr, leader, id.RPC)
+			return fmt.Errorf("%w at %s: its leader is at %s, and the one that was started would be at %s", ErrForeign,
+				id.Addr, leader, id.RPC)
 		}
 		return err
 	}
@@ -220,8 +219,7 @@ func ready(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
-	// A server that denies by default hides the checks, and from a client without a token also that it does so; that it
-	// has a leader is enough there.
+	// Such a server hides the checks from a client without a token. Then a leader is enough.
 	denies := header.Get("X-Consul-Default-Acl-Policy") == "deny" && header.Get("X-Consul-Knownleader") == "true"
 	if len(checks) == 0 && !denies {
 		return fmt.Errorf("status %d, no passing check", status)
@@ -229,7 +227,6 @@ func ready(ctx context.Context, addr string) error {
 	return nil
 }
 
-// get reads one answer as JSON. Each status but 200 is an error.
 func get(ctx context.Context, addr, path string, into any) (status int, header http.Header, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
 	if err != nil {

@@ -12,30 +12,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// way is another way to deploy a document, which a refusal names only if it works.
+// way is another way to deploy a document. A refusal names a way only if it works.
 type way struct {
 	text  string
-	apply func(*RollingStrategy, *record.ServiceSpec)
+	apply func(*ServicePlanner, *record.ServiceSpec)
 }
 
-// by is another strategy.
 func by(strategy, text string) way {
-	return way{text, func(r *RollingStrategy, _ *record.ServiceSpec) { r.Override = strategy }}
+	return way{text, func(r *ServicePlanner, _ *record.ServiceSpec) { r.Override = strategy }}
 }
 
-// advise says in a refusal which ways work on the same snapshot: each is planned. Where none does, the refusal's own
-// advice stays.
-func (r *RollingStrategy) advise(refused *RefusedError, client Client, svc *record.Service, spec *record.ServiceSpec) {
+// advise adds the ways that work to a refusal: it makes a plan with each, from the same records. If none works, it
+// keeps the refusal's own advice.
+func (s *ServicePlanner) advise(refused *RefusedError, client Client, svc *record.Service, spec *record.ServiceSpec) {
 	var works []string
 	var fails string
 	for _, w := range refused.ways {
-		other, document := *r, *spec
+		other, document := *s, *spec
 		w.apply(&other, &document)
 		out, err := other.attempt(client, svc, &document)
 		var why *RefusedError
 		switch {
 		case errors.As(err, &why):
-			if len(why.ways) == 1 { // several would lead back here
+			if len(why.ways) == 1 { // if there were several, one of them could lead back here
 				other.advise(why, client, svc, &document)
 			}
 			fails = fmt.Sprintf("all that could help is refused, too (%s): %s; %s", w.text, why.Reason, why.Do)
@@ -55,10 +54,9 @@ func (r *RollingStrategy) advise(refused *RefusedError, client Client, svc *reco
 	}
 }
 
-// noRoomMark begins the reason of a refusal for want of room.
 const noRoomMark = "no-room: "
 
-// noRoom makes a *RefusedError for want of room. pods is how many a stage may start.
+// noRoom makes a *RefusedError for lack of capacity. pods is how many pods a stage can start.
 func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
 	refused := &RefusedError{Service: p.spec.Name, Reason: noRoomMark + fmt.Sprintf(format, args...), lead: "use "}
 	if n := end.Reasons[scheduler.Selector]; n > 0 && n == len(p.State.Nodes) {
@@ -67,20 +65,22 @@ func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
 		refused.Do = "no strategy helps: change it, or label nodes: rcctl label node NODE KEY=VALUE"
 		return refused
 	}
-	refused.Do = "no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it"
-	if p.spec.Mode == rc.EachNode {
-		refused.Do = "no strategy helps: free some of what is taken: rcctl place --explain -f FILE shows it"
-	}
-	if len(end.holders) > 0 {
+	const free = "free some of what is taken: rcctl place --explain -f FILE shows it"
+	switch {
+	case len(end.holders) > 0:
 		refused.Do = "no strategy helps: free the port, or use another one"
+	case p.spec.Mode == rc.EachNode:
+		refused.Do = "no strategy helps: " + free
+	default:
+		refused.Do = "no strategy helps: add nodes, or " + free
 	}
-	kind := p.knobs.Kind()
-	if pods > 0 && (kind != rollout.BlueGreenStrategy || pods < p.numbers().Step) {
+	asked := p.knobs.StrategyName()
+	if pods > 0 && (asked != rollout.BlueGreenStrategy || pods < p.numbers().Step) {
 		strategy, text := "", fmt.Sprintf("update.max_surge: %d", pods)
-		if kind == rollout.BlueGreenStrategy {
+		if asked == rollout.BlueGreenStrategy {
 			strategy, text = rollout.AvailabilityStrategy, "--strategy availability with "+text
 		}
-		refused.ways = append(refused.ways, way{text, func(r *RollingStrategy, s *record.ServiceSpec) {
+		refused.ways = append(refused.ways, way{text, func(r *ServicePlanner, s *record.ServiceSpec) {
 			r.Override, s.Update.MaxSurge = cmp.Or(strategy, r.Override), &rollout.Amount{N: pods}
 		}})
 	}
@@ -89,8 +89,9 @@ func (p *planner) noRoom(end Room, pods int, format string, args ...any) error {
 		{rollout.ResourceUtilStrategy, "old pods stop first"},
 		{rollout.InPlaceStrategy, "pods stay on their nodes"},
 	} {
-		if other.strategy != kind {
-			refused.ways = append(refused.ways, by(other.strategy, fmt.Sprintf("--strategy %s (%s)", other.strategy, other.how)))
+		if other.strategy != asked {
+			refused.ways = append(refused.ways,
+				by(other.strategy, fmt.Sprintf("--strategy %s (%s)", other.strategy, other.how)))
 		}
 	}
 	return refused

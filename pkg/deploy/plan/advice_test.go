@@ -23,7 +23,7 @@ const (
 	other    = "other-1" // a controller of another service
 )
 
-// full is a state with nodes of one slot each besides those that others have, where the service has a pod on each node.
+// full is a state with nodes of one slot each. The pods of the service are on them, one after the other.
 func (c *cluster) full(nodeCount, pods int) *plan.State {
 	state := nodes(slices.Repeat([]int{1}, nodeCount)...)
 	state.Names = map[string]string{other: "other-r1"}
@@ -39,7 +39,7 @@ func (c *cluster) has(state *plan.State, index, at int, claim int64, ports ...in
 	state.Taken[fmt.Sprint("n", at)].Claims[id.String()] = node.Claim{Pod: id, CPU: claim, Ports: ports}
 }
 
-// held has another service hold a port on nodes, which have a slot more for that.
+// held makes another service hold a port on nodes. These nodes get one more slot.
 func held(state *plan.State, port int, at ...int) {
 	for _, i := range at {
 		name := fmt.Sprint("n", i)
@@ -49,9 +49,9 @@ func held(state *plan.State, port int, at ...int) {
 	}
 }
 
-// A refusal names the strategies that the planner has tried and that have room. Where there are none it says what is in
-// the way, and what to do about it.
-func TestRefusalsSayWhatHelps(t *testing.T) {
+// A refusal names the strategies for which the planner has found capacity. If there are none, the refusal names the
+// obstacle and a remedy.
+func TestRefusalsNameWhatHelps(t *testing.T) {
 	const selector = `node_selector="zone=x"`
 	for _, tt := range []struct {
 		name  string
@@ -59,75 +59,117 @@ func TestRefusalsSayWhatHelps(t *testing.T) {
 		spec  []string
 		want  string // empty: planned
 	}{
-		{"the port is another service's", func(c *cluster) *plan.State {
-			s := c.full(3, 3)
-			held(s, 8080, 0, 1, 2)
-			return s
-		}, []string{httpPort}, "service web: no-room: no node takes a pod of the new revision, not even without those that it has now (nodes that take no more: ports: 3; " +
-			"port 8080 is held by other-r1 on n0, n1, n2); no strategy helps: free the port, or use another one"},
+		{
+			"the port is another service's", func(c *cluster) *plan.State {
+				s := c.full(3, 3)
+				held(s, 8080, 0, 1, 2)
+				return s
+			},
+			[]string{httpPort},
+			"service web: no-room: no node takes a pod of the new revision, not even without those that it has now " +
+				"(nodes that take no more: ports: 3; " +
+				"port 8080 is held by other-r1 on n0, n1, n2); no strategy helps: free the port, or use another one",
+		},
 		{"of a controller without a name", func(c *cluster) *plan.State {
 			s := c.full(1, 3)
 			held(s, 8080, 0)
 			s.Names = nil
 			return s
 		}, []string{httpPort}, "port 8080 is held by other-1 on n0"},
-		{"the machine has it", func(c *cluster) *plan.State {
-			s := c.full(1, 3)
-			s.Nodes["n0"].PortsInUse = []int{8080}
-			return s
-		}, []string{httpPort}, "port 8080 is held by something else on the machine on n0); no strategy helps: free the port"},
+		{
+			"the machine has it", func(c *cluster) *plan.State {
+				s := c.full(1, 3)
+				s.Nodes["n0"].PortsInUse = []int{8080}
+				return s
+			},
+			[]string{httpPort},
+			"port 8080 is held by something else on the machine on n0); no strategy helps: free the port",
+		},
 		{"stop first", func(c *cluster) *plan.State {
 			s := c.full(1, 3)
 			held(s, 8080, 0)
 			return s
 		}, []string{httpPort, `update.order="stop-first"`}, "port 8080 is held by other-r1"},
-		{"in place", func(c *cluster) *plan.State {
-			s := c.full(1, 1)
-			held(s, 8080, 0)
-			return s
-		}, []string{httpPort, `update.strategy="in-place"`}, "port 8080 is held by other-r1 on n0); no strategy helps: free the port"},
+		{
+			"in place", func(c *cluster) *plan.State {
+				s := c.full(1, 1)
+				held(s, 8080, 0)
+				return s
+			},
+			[]string{httpPort, `update.strategy="in-place"`},
+			"port 8080 is held by other-r1 on n0); no strategy helps: free the port",
+		},
 		{
 			"no node matches", func(c *cluster) *plan.State { return c.full(3, 3) },
 			[]string{selector},
-			`service web: no-room: the node_selector "zone=x" matches none of 3 nodes; no strategy helps: change it, or label nodes: rcctl label node NODE KEY=VALUE`,
+			`service web: no-room: the node_selector "zone=x" matches none of 3 nodes; no strategy helps: ` +
+				`change it, or label nodes: rcctl label node NODE KEY=VALUE`,
 		},
-		{"no node matches, stop first", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{selector, `update.order="stop-first"`}, "matches none of 3 nodes; no strategy"},
-		{"no node matches, in place", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{selector, `update.strategy="in-place"`}, "matches none of 3 nodes; no strategy"},
+		{
+			"no node matches, stop first", func(c *cluster) *plan.State { return c.full(3, 3) },
+			[]string{selector, `update.order="stop-first"`},
+			"matches none of 3 nodes; no strategy",
+		},
+		{
+			"no node matches, in place", func(c *cluster) *plan.State { return c.full(3, 3) },
+			[]string{selector, `update.strategy="in-place"`},
+			"matches none of 3 nodes; no strategy",
+		},
 		{
 			"all nodes are full of others", func(*cluster) *plan.State { return nodes(0, 0) },
 			[]string{newManifest},
-			"(nodes that take no more: resources: 2); no strategy helps: add nodes, or free some of what is taken: rcctl place --explain -f FILE shows it",
+			"(nodes that take no more: resources: 2); no strategy helps: add nodes, or free some of what is taken: " +
+				"rcctl place --explain -f FILE shows it",
 		},
 		{
 			"the pods' own room", func(c *cluster) *plan.State { return c.full(3, 3) },
 			[]string{newManifest},
-			"and the nodes have room for 0 (nodes that take no more: resources: 3); use --strategy resourceutil (old pods stop first) or --strategy in-place (pods stay on their nodes)",
+			"and the nodes have room for 0 (nodes that take no more: resources: 3); use --strategy resourceutil (old " +
+				"pods stop first) or --strategy in-place (pods stay on their nodes)",
 		},
 		{"elsewhere only", func(c *cluster) *plan.State {
 			s := c.full(3, 3)
 			held(s, 8080, 0, 1, 2)
 			for i := 3; i < 6; i++ {
 				more := nodes(slices.Repeat([]int{1}, 6)...)
-				s.Nodes[fmt.Sprint("n", i)], s.Taken[fmt.Sprint("n", i)] = more.Nodes[fmt.Sprint("n", i)], more.Taken[fmt.Sprint("n", i)]
+				s.Nodes[fmt.Sprint("n", i)], s.Taken[fmt.Sprint("n", i)] = more.Nodes[fmt.Sprint("n", i)],
+					more.Taken[fmt.Sprint("n", i)]
 			}
 			return s
 		}, []string{httpPort, `update.strategy="in-place"`}, "use --strategy availability"},
-		{"the pods are in place already", func(c *cluster) *plan.State {
-			s := c.full(3, 3)
-			s.Nodes["n0"].Ops.Unschedulable, s.Nodes["n1"].Ops.Unschedulable, s.Nodes["n2"].Ops.Unschedulable = true, true, true
-			return s
-		}, []string{newManifest}, "(nodes that take no more: drained: 3); use --strategy in-place (pods stay on their nodes)"},
+		{
+			"the pods are in place already", func(c *cluster) *plan.State {
+				s := c.full(3, 3)
+				for _, name := range []string{"n0", "n1", "n2"} {
+					s.Nodes[name].Ops.Unschedulable = true
+				}
+				return s
+			},
+			[]string{newManifest},
+			"(nodes that take no more: drained: 3); use --strategy in-place (pods stay on their nodes)",
+		},
 		{
 			"a share of the surge is a pod at least", func(c *cluster) *plan.State { return c.full(3, 3) },
 			[]string{newManifest, `update.max_surge="10%"`},
 			"starts 1 pod before it stops others, and the nodes have room for 0",
 		},
-		{"a smaller surge", func(c *cluster) *plan.State {
-			s := c.full(3, 3)
-			s.Nodes["n0"].Capacity.Slots++
-			return s
-		}, []string{newManifest, `update.step=2`}, "use update.max_surge: 1, --strategy resourceutil (old pods stop first) or --strategy in-place"},
-		{"a stage frees too little", func(c *cluster) *plan.State { // n1 has room for a large pod once both have gone
+		{
+			"room for no surge", func(c *cluster) *plan.State { return c.full(3, 3) },
+			[]string{newManifest, `update.max_unavailable=1`},
+			"starts 1 pod before it stops others, and the nodes have room for 0 (nodes that take no more: resources: 3); " +
+				"use --strategy resourceutil (old pods stop first) or --strategy in-place",
+		},
+		{
+			"a smaller surge", func(c *cluster) *plan.State {
+				s := c.full(3, 3)
+				s.Nodes["n0"].Capacity.Slots++
+				return s
+			},
+			[]string{newManifest, `update.step=2`},
+			"use update.max_surge: 1, --strategy resourceutil (old pods stop first) or --strategy in-place",
+		},
+		// n1 has capacity for a large pod only when both pods there have stopped
+		{"a stage frees too little", func(c *cluster) *plan.State {
 			s := nodes(2, 2)
 			s.Nodes["n0"].Capacity.CPU, s.Nodes["n1"].Capacity.CPU = 4000, 4000
 			for i := range 3 {
@@ -143,7 +185,7 @@ func TestRefusalsSayWhatHelps(t *testing.T) {
 			c := &cluster{}
 			c.deployed(t, sample(t))
 			state := tt.state(c)
-			p, err := c.planOf(t, sample(t, tt.spec...), func(r *plan.RollingStrategy) { r.State = state })
+			p, err := c.planOf(t, sample(t, tt.spec...), func(r *plan.ServicePlanner) { r.State = state })
 			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got  %v, warnings %v\nwant %s", err, p.Warnings, tt.want)
 			}
@@ -156,7 +198,7 @@ func launchableWith(resources string) string {
 		"sha256": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}, "resources": ` + resources + `}]`
 }
 
-// What a refusal recommends about pods that have to stay where they are was tried, too.
+// A refusal recommends in-place for pods that must stay on their nodes only if a plan with it works.
 func TestInPlaceIsTriedBeforeItIsNamed(t *testing.T) {
 	const volume = `pod.volumes=[{"name": "data"}]`
 	for _, tt := range []struct {
@@ -165,10 +207,28 @@ func TestInPlaceIsTriedBeforeItIsNamed(t *testing.T) {
 		held bool
 		want string
 	}{
-		{"it works", []string{newManifest}, false, "they stay with their data, so that no pod of a new revision could take its place; use update.strategy: in-place"},
-		{"the port is taken", []string{httpPort}, true, "so that no pod of a new revision could take its place; all that could help is refused, too (use update.strategy: in-place): no-room: no pod can be upgraded where it is"},
-		{"a stage is too short", []string{newManifest, `update.stage_timeout="15s"`, `pod.service={"drain": "10s"}`}, false, "refused, too (use update.strategy: in-place): update.stage_timeout is 15s, within which no pod of the revision in effect " +
-			"could be replaced; set update.stage_timeout to more than 20s"},
+		{
+			"it works",
+			[]string{newManifest},
+			false,
+			"they stay with their data, so no pod of a new revision could take its place; use update.strategy: " +
+				"in-place",
+		},
+		{
+			"the port is taken",
+			[]string{httpPort},
+			true,
+			"so no pod of a new revision could take its place; all that could help is refused, too (use " +
+				"update.strategy: in-place): no-room: no pod can be upgraded where it is",
+		},
+		{
+			"a stage is too short",
+			[]string{newManifest, `update.stage_timeout="15s"`, `pod.service={"drain": "10s"}`},
+			false,
+			"refused, too (use update.strategy: in-place): update.stage_timeout is 15s, within which no pod of the " +
+				"revision in effect " +
+				"could be replaced; set update.stage_timeout to more than 20s",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &cluster{}
@@ -177,7 +237,9 @@ func TestInPlaceIsTriedBeforeItIsNamed(t *testing.T) {
 			if tt.held {
 				held(state, 8080, 0, 1, 2)
 			}
-			_, err := c.planOf(t, sample(t, append(tt.spec, elsewhere)...), func(r *plan.RollingStrategy) { r.State = state })
+			_, err := c.planOf(t, sample(t, append(tt.spec, elsewhere)...), func(r *plan.ServicePlanner) {
+				r.State = state
+			})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
@@ -185,7 +247,7 @@ func TestInPlaceIsTriedBeforeItIsNamed(t *testing.T) {
 	}
 }
 
-// The flag --strategy decides what a change takes. The strategy of the document does not count then.
+// The flag --strategy decides what a change needs. The strategy in the document is then ignored.
 func TestTheGivenStrategyDecidesWhatAChangeTakes(t *testing.T) {
 	const inPlace, start = `update.strategy="in-place"`, "start rollout "
 	for _, tt := range []struct{ document, given, change, want string }{
@@ -196,14 +258,16 @@ func TestTheGivenStrategyDecidesWhatAChangeTakes(t *testing.T) {
 	} {
 		c := &cluster{}
 		c.deployed(t, sample(t))
-		p, err := c.planOf(t, sample(t, tt.document, tt.change), func(r *plan.RollingStrategy) { r.Override = tt.given })
+		p, err := c.planOf(t, sample(t, tt.document, tt.change), func(r *plan.ServicePlanner) {
+			r.Override = tt.given
+		})
 		if text := strings.Join(linesOf(p), "\n"); err != nil || !strings.Contains(text, tt.want) {
 			t.Errorf("%s, given %s: %v\n%s", tt.document, tt.given, err, text)
 		}
 	}
 }
 
-// An update warns as a new service does, whichever way it takes.
+// With any strategy, an update has the same warnings as a new service.
 func TestUpdatesWarnAsNewServicesDo(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -222,40 +286,71 @@ func TestUpdatesWarnAsNewServicesDo(t *testing.T) {
 			s.Nodes["n0"].Ops.Unschedulable, s.Nodes["n1"].Alive = true, false
 			return s
 		}, []string{`replicas=4`}, nil},
-		{"one of them must leave", func(c *cluster) *plan.State {
-			s := c.full(3, 3)
-			s.Nodes["n0"].Ops.Drain = &node.Drain{}
-			return s
-		}, []string{`labels={"a": "b"}`}, []string{"there is room for 2 of 3 pods (nodes that take no more: drained: 1, resources: 2)"}},
+		{
+			"one of them must leave", func(c *cluster) *plan.State {
+				s := c.full(3, 3)
+				s.Nodes["n0"].Ops.Drain = &node.Drain{}
+				return s
+			},
+			[]string{`labels={"a": "b"}`},
+			[]string{"there is room for 2 of 3 pods (nodes that take no more: drained: 1, resources: 2)"},
+		},
 		{"fewer", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{`replicas=1`}, nil},
-		{"max_per_node counts what is there", func(c *cluster) *plan.State {
-			s := c.full(3, 3)
-			s.Nodes["n0"].Capacity.Slots = 9
-			return s
-		}, []string{`replicas=5`, `max_per_node=1`, `update.strategy="in-place"`}, []string{"there is room for 3 of 5 pods (nodes that take no more: max_per_node: 3)"}},
-		{"a new revision", func(c *cluster) *plan.State {
-			s := c.full(4, 3)
-			held(s, 8080, 1, 2)
-			return s
-		}, []string{httpPort}, []string{"there is room for 2 of 3 pods (nodes that take no more: ports: 4; port 8080 is held by other-r1 on n1, n2)"}},
-		{"stop first", func(c *cluster) *plan.State {
-			s := c.full(3, 3)
-			held(s, 8080, 0)
-			return s
-		}, []string{httpPort, `update.order="stop-first"`}, []string{"there is room for 2 of 3 pods (nodes that take no more: ports: 3; port 8080 is held by other-r1 on n0)"}},
-		{"in place", func(c *cluster) *plan.State {
-			s := c.full(3, 3)
-			held(s, 8080, 1)
-			return s
-		}, []string{httpPort, `update.strategy="in-place"`}, []string{"there is room for 2 of 3 pods (nodes that take no more: ports: 1; port 8080 is held by other-r1 on n1)"}},
-		{"in place, all have room", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{httpPort, `update.strategy="in-place"`}, nil},
-		{"a smaller revision", func(c *cluster) *plan.State { return c.full(3, 3) }, []string{newManifest, `replicas=2`, `update.order="stop-first"`}, nil},
+		{
+			"max_per_node counts what is there", func(c *cluster) *plan.State {
+				s := c.full(3, 3)
+				s.Nodes["n0"].Capacity.Slots = 9
+				return s
+			},
+			[]string{`replicas=5`, `max_per_node=1`, `update.strategy="in-place"`},
+			[]string{"there is room for 3 of 5 pods (nodes that take no more: max_per_node: 3)"},
+		},
+		{
+			"a new revision", func(c *cluster) *plan.State {
+				s := c.full(4, 3)
+				held(s, 8080, 1, 2)
+				return s
+			},
+			[]string{httpPort},
+			[]string{"there is room for 2 of 3 pods (nodes that take no more: ports: 4; port 8080 is held by " +
+				"other-r1 on n1, n2)"},
+		},
+		{
+			"stop first", func(c *cluster) *plan.State {
+				s := c.full(3, 3)
+				held(s, 8080, 0)
+				return s
+			},
+			[]string{httpPort, `update.order="stop-first"`},
+			[]string{"there is room for 2 of 3 pods (nodes that take no more: ports: 3; " +
+				"port 8080 is held by other-r1 on n0)"},
+		},
+		{
+			"in place", func(c *cluster) *plan.State {
+				s := c.full(3, 3)
+				held(s, 8080, 1)
+				return s
+			},
+			[]string{httpPort, `update.strategy="in-place"`},
+			[]string{"there is room for 2 of 3 pods (nodes that take no more: ports: 1; " +
+				"port 8080 is held by other-r1 on n1)"},
+		},
+		{
+			"in place, all have room", func(c *cluster) *plan.State { return c.full(3, 3) },
+			[]string{httpPort, `update.strategy="in-place"`},
+			nil,
+		},
+		{
+			"a smaller revision", func(c *cluster) *plan.State { return c.full(3, 3) },
+			[]string{newManifest, `replicas=2`, `update.order="stop-first"`},
+			nil,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &cluster{}
 			c.deployed(t, sample(t))
 			state := tt.state(c)
-			p, err := c.planOf(t, sample(t, tt.spec...), func(r *plan.RollingStrategy) { r.State = state })
+			p, err := c.planOf(t, sample(t, tt.spec...), func(r *plan.ServicePlanner) { r.State = state })
 			if diff := cmp.Diff(tt.want, p.Warnings); diff != "" || err != nil {
 				t.Errorf("%v\n%s", err, diff)
 			}
@@ -263,8 +358,8 @@ func TestUpdatesWarnAsNewServicesDo(t *testing.T) {
 	}
 }
 
-// In a small world of ports, selectors and CPU each way that a refusal names is planned on the same snapshot: none is
-// refused, none ends with fewer pods than there are, and none is named where no node could take a pod.
+// For combinations of ports, selectors and CPU, the test plans each way that a refusal names, from the same records. No
+// such plan is refused or ends with fewer pods than now. A refusal names no way if no node could take a pod.
 func TestEachRecommendationWorks(t *testing.T) {
 	const count = 3
 	refused, named := 0, 0
@@ -272,8 +367,10 @@ func TestEachRecommendationWorks(t *testing.T) {
 		for _, selector := range []string{"", "zone=one", "zone=none"} {
 			for _, spare := range []int{0, 1, count} {
 				for _, update := range []string{
-					`update.strategy="availability"`, `update.order="start-first"`, `update.strategy="resourceutil"`, `update.strategy="in-place"`,
-					`update.strategy="blue-green"`, `update.strategy="canary"`, `update={"step": 2, "strategy": "availability"}`, `update={"max_surge": 0, "max_unavailable": 2}`,
+					`update.strategy="availability"`, `update.order="start-first"`, `update.strategy="resourceutil"`,
+					`update.strategy="in-place"`,
+					`update.strategy="blue-green"`, `update.strategy="canary"`,
+					`update={"step": 2, "strategy": "availability"}`, `update={"max_surge": 0, "max_unavailable": 2}`,
 				} {
 					c := &cluster{}
 					before := []string{}
@@ -281,13 +378,16 @@ func TestEachRecommendationWorks(t *testing.T) {
 						before = append(before, httpPort)
 					}
 					c.deployed(t, sample(t, append(before, `pod.launchables=`+launchableWith(`{"cpu": 1000}`))...))
-					spec := []string{newManifest, update, `pod.launchables=` + launchableWith(`{"cpu": 1000}`), fmt.Sprintf("node_selector=%q", selector)}
+					spec := []string{
+						newManifest, update, `pod.launchables=` + launchableWith(`{"cpu": 1000}`),
+						fmt.Sprintf("node_selector=%q", selector),
+					}
 					if port != "dynamic" {
 						spec = append(spec, httpPort)
 					}
 					state, takes := smallWorld(c, count, port, selector, spare)
 					name := fmt.Sprintf("port %s, selector %q, CPU for %d more, %s", port, selector, spare, update)
-					_, err := c.planOf(t, sample(t, spec...), func(r *plan.RollingStrategy) { r.State = state })
+					_, err := c.planOf(t, sample(t, spec...), func(r *plan.ServicePlanner) { r.State = state })
 					var why *plan.RefusedError
 					if !errors.As(err, &why) {
 						if err != nil || !takes {
@@ -302,9 +402,12 @@ func TestEachRecommendationWorks(t *testing.T) {
 						t.Errorf("%s: no node takes a pod, and it says %v", name, err)
 					}
 					for _, w := range ways {
-						p, err := c.planOf(t, sample(t, append(spec, w.spec...)...), func(r *plan.RollingStrategy) { r.State, r.Override = state, w.strategy })
+						p, err := c.planOf(t, sample(t, append(spec, w.spec...)...), func(r *plan.ServicePlanner) {
+							r.State, r.Override = state, w.strategy
+						})
 						if text := fmt.Sprint(p.Warnings); err != nil || strings.Contains(text, "there is room") {
-							t.Errorf("%s: it recommends %+v, which has the warnings %s, or is refused: %v", name, w, text, err)
+							t.Errorf("%s: it recommends %+v, which has the warnings %s, or is refused: %v",
+								name, w, text, err)
 						}
 					}
 				}
@@ -316,7 +419,7 @@ func TestEachRecommendationWorks(t *testing.T) {
 	}
 }
 
-// smallWorld has a pod of the service on each node, and tells whether some node could take a pod of the new revision.
+// smallWorld has a pod of the service on each node. takes reports whether a node could take a pod of the new revision.
 func smallWorld(c *cluster, count int, port, selector string, spare int) (state *plan.State, takes bool) {
 	state = nodes(slices.Repeat([]int{9}, count)...)
 	state.Names = map[string]string{other: "other-r1"}
@@ -329,7 +432,9 @@ func smallWorld(c *cluster, count int, port, selector string, spare int) (state 
 		if selector == "zone=one" && i == 0 {
 			v.Labels["zone"] = "one"
 		}
-		state.Taken[v.Name] = node.Reservation{Labels: node.NewView(v.Node, v.Ops, true).LabelVersions, Claims: map[string]node.Claim{}}
+		state.Taken[v.Name] = node.Reservation{
+			Labels: node.NewView(v.Node, v.Ops, true).LabelVersions, Claims: map[string]node.Claim{},
+		}
 		v.LabelVersions = state.Taken[v.Name].Labels
 		if port == "own" {
 			c.has(state, i, i, 1000, 8080)
@@ -351,7 +456,7 @@ type wayOut struct {
 	spec     []string
 }
 
-// waysIn reads the ways out of a refusal that it names.
+// waysIn reads from the text of a refusal the ways that it names.
 func waysIn(text string) (ways []wayOut) {
 	_, advice, _ := strings.Cut(text, "; ")
 	for _, part := range regexp.MustCompile(`, | or `).Split(advice, -1) {

@@ -11,18 +11,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// tripped says of a controller that the breaker withholds its stops.
+// tripped gives a controller a status with stops that the breaker withholds.
 func tripped(c *record.Controller, placed int) {
 	c.Status = &rc.Status{Placed: placed, Conditions: []rc.Condition{{Type: rc.BreakerTripped, True: true}}}
 }
 
-// Where the breaker withholds stops, the flag lets them pass although the document is the same; else nothing is
-// written.
+// If the breaker withholds stops, --allow-mass-stop makes the breaker ignore these stops, even if the document is the
+// same. Otherwise nothing is written.
 func TestAllowMassStopOfWhatIsWritten(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change   func(svc *record.Service)
 		massStop bool
-		writes   []string // controllers that are let pass
+		writes   []string // controllers whose stops the breaker then ignores
 	}{
 		"withheld":       {func(s *record.Service) { tripped(&s.Controllers[1], 245) }, true, []string{"web-r2"}},
 		"not asked for":  {func(s *record.Service) { tripped(&s.Controllers[1], 245) }, false, nil},
@@ -40,7 +40,10 @@ func TestAllowMassStopOfWhatIsWritten(t *testing.T) {
 			tripped(&s.Controllers[1], 245)
 			s.Controllers[1].RC.Generation, s.Controllers[1].RC.AllowMassStop = 7, 6
 		}, true, []string{"web-r2"}},
-		"of a former revision": {func(s *record.Service) { tripped(&s.Controllers[0], 20) }, true, []string{"web-r1", "web-r2"}},
+		"of a former revision": {
+			func(s *record.Service) { tripped(&s.Controllers[0], 20) }, true,
+			[]string{"web-r1", "web-r2"},
+		},
 		"of both, one allowed": {func(s *record.Service) {
 			tripped(&s.Controllers[0], 20)
 			tripped(&s.Controllers[1], 245)
@@ -56,7 +59,7 @@ func TestAllowMassStopOfWhatIsWritten(t *testing.T) {
 			c := &cluster{}
 			c.deployed(t, sample(t))
 			c.deployed(t, sample(t, newManifest))
-			c.svc.Controllers[0].RC.AllowMassStop = 0 // its rollout had allowed what it stopped
+			c.svc.Controllers[0].RC.AllowMassStop = 0 // the permission was only for its rollout
 			tt.change(c.svc)
 			was := *c.svc
 			before := len(c.commits)
@@ -77,17 +80,20 @@ func TestAllowMassStopOfWhatIsWritten(t *testing.T) {
 				return
 			}
 			d := c.commits[before]
-			if len(d.Change) != len(tt.writes) || d.Rollout != nil || len(d.Create) != 0 || len(d.Forget) != 0 || d.Deployed.Revision != was.Deployed.Revision ||
+			if len(d.Change) != len(tt.writes) || d.Rollout != nil || len(d.Create) != 0 || len(d.Forget) != 0 ||
+				d.Deployed.Revision != was.Deployed.Revision ||
 				d.Entry.Outcome != was.History[1].Outcome || d.Entry.Rollout != was.History[1].Rollout {
 				t.Errorf("%+v", d)
 			}
 			for i, r := range d.Change {
-				if of := was.Controller(r.ID); r.Name != tt.writes[i] || r.AllowMassStop != r.Generation || r.Generation != of.RC.Generation+1 || r.Desired() != of.RC.Desired() {
+				if of := was.Controller(r.ID); r.Name != tt.writes[i] || r.AllowMassStop != r.Generation ||
+					r.Generation != of.RC.Generation+1 || r.Desired() != of.RC.Desired() {
 					t.Errorf("%+v", r)
 				}
 			}
 			lines := linesOf(p)
-			if !strings.Contains(lines[0], strings.Join(tt.writes, ", ")+"; what it withholds stops after rcctl farm resume") {
+			if !strings.Contains(lines[0],
+				strings.Join(tt.writes, ", ")+"; what it withholds stops after rcctl farm resume") {
 				t.Error(lines)
 			}
 			for _, name := range tt.writes {
@@ -105,7 +111,7 @@ func TestAllowMassStopOfWhatIsWritten(t *testing.T) {
 	}
 }
 
-// A former revision that still asks for pods is replaced by a rollout, whatever the breaker withholds.
+// A rollout replaces a former revision that still asks for pods, even if the breaker withholds stops.
 func TestAllowMassStopOfAGivenUpRollout(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -113,7 +119,7 @@ func TestAllowMassStopOfAGivenUpRollout(t *testing.T) {
 	tripped(&c.svc.Controllers[0], 20)
 	c.svc.Controllers[0].RC.AllowMassStop = 0
 	c.svc.Controllers[0].RC.ReplicaGroups = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: new(1)}}
-	p, err := c.planOf(t, sample(t, newManifest), func(s *plan.RollingStrategy) { s.MassStop = true })
+	p, err := c.planOf(t, sample(t, newManifest), func(s *plan.ServicePlanner) { s.MassStop = true })
 	if err != nil || len(linesOf(p)) < 2 {
 		t.Error(linesOf(p), err)
 	}

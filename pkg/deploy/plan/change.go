@@ -14,13 +14,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// ChangeKind is what a change of a document takes.
+// ChangeKind is what a change of a document needs.
 type ChangeKind string
 
-// The kinds, each more than the one before.
+// Each kind needs more than the one before.
 const (
-	UpToDate      ChangeKind = "up-to-date"
-	NeedsUpdate   ChangeKind = "needs-update"   // the controller stays: counts, labels, knobs, limits, or an upgrade in place
+	UpToDate ChangeKind = "up-to-date"
+	// the controller is kept: counts, labels, knobs, limits, or an upgrade in place
+	NeedsUpdate   ChangeKind = "needs-update"
 	NeedsRecreate ChangeKind = "needs-recreate" // a new revision
 )
 
@@ -29,44 +30,44 @@ type FieldChange struct {
 	Path   string     `json:"path"`
 	From   Leaf       `json:"from,omitzero"`
 	To     Leaf       `json:"to,omitzero"`
-	Secret bool       `json:"secret,omitempty"` // whether it changed may be said, what it is may not
+	Secret bool       `json:"secret,omitempty"` // the change may be shown, the values may not
 	Kind   ChangeKind `json:"kind"`
 	Why    string     `json:"why"`
 }
 
-// IsOrder reports whether it is no field that differs but the order of a list.
+// IsOrder reports whether the difference is the order of a list.
 func (f FieldChange) IsOrder() bool { return strings.HasSuffix(f.Path, orderOf) }
 
-// aboutRollouts reports whether the field says nothing about pods and controllers.
+// aboutRollouts reports whether no pod or controller depends on the field.
 func (f FieldChange) aboutRollouts() bool { return f.Why == whyRollouts }
 
 const whyRollouts = "it is about rollouts, no pod changes"
 
-// String shows the field on one line.
+// String is one line.
 func (f FieldChange) String() string {
 	from, to := apart(f.From, f.To)
 	return fmt.Sprintf("%s: %s -> %s", f.Path, from, to)
 }
 
-// SpecChange is what differs between two documents, and what that takes.
+// SpecChange is the difference between two documents, and what it needs.
 type SpecChange struct {
 	Kind   ChangeKind    `json:"kind"`
 	Fields []FieldChange `json:"fields"` // by their paths
 }
 
-// EvalSpecChange compares two resolved documents of one service. nil counts as empty. The order of maps, volumes and
-// ports does not count, nor does whether a default is written out.
+// EvalSpecChange compares two resolved documents of one service; nil is an empty one. It ignores the order of maps,
+// volumes and ports, and whether a default is written out.
 func EvalSpecChange(current, updated *record.ServiceSpec) SpecChange {
-	knobs := updated.KnobsAfter(current)
-	change := evalSpecChange(current, updated, knobs.Strategy == rollout.InPlaceStrategy)
+	change := evalSpecChange(current, updated, updated.KnobsAfter(current).Strategy)
 	if onlyLimits(current, updated) {
-		change.relimit()
+		return change.relimited()
 	}
 	return change
 }
 
-// evalSpecChange is EvalSpecChange where pods are upgraded in place, or are not.
-func evalSpecChange(current, updated *record.ServiceSpec, inPlace bool) SpecChange {
+// evalSpecChange is EvalSpecChange for a rollout with this strategy, without the exception for limits of CPU and
+// memory.
+func evalSpecChange(current, updated *record.ServiceSpec, strategy string) SpecChange {
 	before, after := leavesOf(current), leavesOf(updated)
 	if current != nil {
 		from, to := before, after
@@ -77,13 +78,12 @@ func evalSpecChange(current, updated *record.ServiceSpec, inPlace bool) SpecChan
 	change := SpecChange{Fields: Differences(before, after)}
 	for i := range change.Fields {
 		f := &change.Fields[i]
-		f.Kind, f.Why = whatItTakes(f.Path, inPlace)
+		f.Kind, f.Why = whatItTakes(f.Path, strategy)
 	}
 	change.Kind = kindOf(change.Fields)
 	return change
 }
 
-// kindOf returns what a change of fields takes that say what each of them takes.
 func kindOf(fields []FieldChange) ChangeKind {
 	kind := UpToDate
 	for _, f := range fields {
@@ -94,7 +94,7 @@ func kindOf(fields []FieldChange) ChangeKind {
 	return kind
 }
 
-// withDefaults writes out the defaults of what a new revision would be made for.
+// withDefaults sets the defaults of fields whose change needs a new revision.
 func withDefaults(s *record.ServiceSpec) *record.ServiceSpec {
 	out := *s
 	if s.Pod != nil {
@@ -104,8 +104,9 @@ func withDefaults(s *record.ServiceSpec) *record.ServiceSpec {
 	return &out
 }
 
-// dropOnly removes the defaults that one document alone has, because that document does not say them. A new process has
-// such defaults.
+// filled is the document plain with its defaults. dropOnly removes each default that other, the second document with
+// its defaults, does not have. Otherwise the difference would list all defaults of a process that only one document
+// has.
 func dropOnly(filled, plain, other map[string]Leaf) {
 	maps.DeleteFunc(filled, func(path string, _ Leaf) bool {
 		_, said := plain[path]
@@ -114,14 +115,15 @@ func dropOnly(filled, plain, other map[string]Leaf) {
 	})
 }
 
-// Differences lists the fields that differ, by their paths. What they take is left open.
+// Differences lists the fields that differ, by their paths, without Kind and Why.
 func Differences(before, after map[string]Leaf) []FieldChange {
 	either := maps.Clone(before)
 	maps.Copy(either, after)
 	var fields []FieldChange
 	for _, path := range slices.Sorted(maps.Keys(either)) {
 		a, b := before[path], after[path]
-		if a.Text == b.Text || strings.HasSuffix(path, orderOf) && !slices.Equal(sortedNames(a.Text), sortedNames(b.Text)) {
+		if a.Text == b.Text ||
+			strings.HasSuffix(path, orderOf) && !slices.Equal(sortedNames(a.Text), sortedNames(b.Text)) {
 			continue
 		}
 		fields = append(fields, FieldChange{Path: path, From: a, To: b, Secret: a.Secret || b.Secret})
@@ -129,16 +131,15 @@ func Differences(before, after map[string]Leaf) []FieldChange {
 	return fields
 }
 
-// whatItTakes says what a change of one field takes, and why.
-func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
+func whatItTakes(path, strategy string) (ChangeKind, string) {
 	switch topOf(path) {
 	case "pod":
-		if inPlace {
+		if strategy == rollout.InPlaceStrategy {
 			return NeedsUpdate, "the pods are upgraded where they are"
 		}
 		return NeedsRecreate, "a pod's manifest never changes while it runs"
 	case "node_selector", "mode", "max_per_node", "spread", "affinity", "placing", "strategy":
-		if inPlace {
+		if strategy == rollout.InPlaceStrategy {
 			return NeedsUpdate, "pods that are in the wrong place are moved"
 		}
 		return NeedsRecreate, "pods are placed anew, in stages"
@@ -147,32 +148,31 @@ func whatItTakes(path string, inPlace bool) (ChangeKind, string) {
 	case "pod_labels":
 		return NeedsUpdate, "pods get them without a restart"
 	case "replica_groups":
-		return whatGroupsTake(path, inPlace)
+		return whatGroupsTake(path, strategy)
 	default:
 		return NeedsUpdate, "the controller changes, its pods stay"
 	}
 }
 
-// whatGroupsTake is whatItTakes for a field of a replica group.
-func whatGroupsTake(path string, inPlace bool) (ChangeKind, string) {
+func whatGroupsTake(path, strategy string) (ChangeKind, string) {
 	_, name, _ := strings.Cut(path, "].")
 	switch {
 	case isCount(path):
 		return NeedsUpdate, "pods are added or removed"
 	case slices.Contains([]string{"env", "command", "resources"}, topOf(name)):
-		return whatItTakes("pod", inPlace)
+		return whatItTakes("pod", strategy)
 	default:
-		return whatItTakes(topOf(name), inPlace)
+		return whatItTakes(topOf(name), strategy)
 	}
 }
 
-// isCount reports whether a path leads to how many replicas of which roles there are.
+// isCount reports whether a path leads to a number of replicas, or to the roles.
 func isCount(path string) bool {
 	_, name, _ := strings.Cut(path, "].")
 	return topOf(path) == "replica_groups" && (name == "" || name == "role" || name == "count")
 }
 
-// topOf returns the name of the field of a record that a path leads into.
+// topOf returns the name of the top field on a path.
 func topOf(path string) string {
 	if i := strings.IndexAny(path, ".[ "); i > 0 {
 		return path[:i]
@@ -186,17 +186,16 @@ type Leaf struct {
 	Secret bool
 }
 
-// maxShown bounds one side of a line, in characters, and before says how much of them is shown of what both sides begin
-// with where not all of it is.
+// maxShown limits the shown characters of a value. If two values begin alike and the beginning is cut, before is how
+// many equal characters are still shown.
 const (
 	maxShown = 80
 	before   = 20
 )
 
-// String shows the leaf, unless it is secret.
+// String is the leaf, unless it is secret.
 func (l Leaf) String() string { return l.from(0) }
 
-// from shows the leaf from a character on, unless it is secret.
 func (l Leaf) from(start int) string {
 	runes := []rune(l.Text)
 	switch {
@@ -215,7 +214,6 @@ func (l Leaf) from(start int) string {
 	return text + string(runes)
 }
 
-// apart shows two leaves so that it is seen where they differ.
 func apart(a, b Leaf) (from, to string) {
 	one, other := []rune(a.Text), []rune(b.Text)
 	same := 0
@@ -223,13 +221,13 @@ func apart(a, b Leaf) (from, to string) {
 		same++
 	}
 	start := 0
-	if same > maxShown-before { // it would be at the end, or not to be seen
+	if same > maxShown-before { // the difference would be at the end, or cut off
 		start = same - before
 	}
 	return a.from(start), b.from(start)
 }
 
-// IsZero leaves out of JSON what is not there, and what may not be shown.
+// IsZero leaves missing and secret values out of the JSON.
 func (l Leaf) IsZero() bool { return l.Text == "" || l.Secret }
 
 // MarshalJSON implements json.Marshaler.
@@ -240,7 +238,6 @@ func (l Leaf) MarshalJSON() ([]byte, error) {
 	return json.Marshal(l.Text)
 }
 
-// leavesOf returns the scalars of a document by their paths. What is empty has none.
 func leavesOf(s *record.ServiceSpec) map[string]Leaf {
 	into := map[string]Leaf{}
 	if s == nil {
@@ -252,8 +249,8 @@ func leavesOf(s *record.ServiceSpec) map[string]Leaf {
 	return into
 }
 
-// Flatten adds the scalars of a record by their paths below one, or with none above them. Entries of lists are named by their role or name, so that
-// an inserted one does not make all that follow look changed. What is empty has none.
+// Flatten adds the scalars of a record by their paths below path, without empty values. Paths name entries of lists by
+// role or name, because otherwise all entries after an inserted one would look changed.
 func Flatten(path string, record any, into map[string]Leaf) {
 	data, err := json.Marshal(record)
 	if err != nil {
@@ -262,7 +259,7 @@ func Flatten(path string, record any, into map[string]Leaf) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
 	var value any
-	_ = dec.Decode(&value) // what was just encoded can be decoded
+	_ = dec.Decode(&value) // decodes what this function has encoded
 	flattenValue(path, value, false, into)
 }
 
@@ -280,7 +277,6 @@ func flattenValue(path string, value any, secret bool, into map[string]Leaf) {
 	}
 }
 
-// unordered are the lists whose order says nothing.
 var unordered = []string{"pod.volumes", "pod.ports"}
 
 func flattenList(path string, list []any, secret bool, into map[string]Leaf) {
@@ -299,14 +295,14 @@ func flattenList(path string, list []any, secret bool, into map[string]Leaf) {
 	}
 }
 
-// orderOf ends the path of the order of a list whose entries have names. It differs only where the entries are the same.
+// A list of named entries has one more leaf: the names in their order. The path of this leaf ends with orderOf. The
+// order is compared only if both lists have the same entries.
 const orderOf = " (order)"
 
 func sortedNames(list string) []string {
 	return slices.Sorted(slices.Values(strings.Split(list, ", ")))
 }
 
-// entryName names an entry of a list by what tells it from the others, if it has such a name.
 func entryName(entry any) (name string, named bool) {
 	m, _ := entry.(map[string]any)
 	for _, key := range []string{"role", "name"} {

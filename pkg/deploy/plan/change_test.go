@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -9,7 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 )
 
-// Where long values differ is seen, wherever that is.
+// If long values differ, the text shows the place of the difference.
 func TestLongValuesDiffer(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 100)
@@ -17,11 +18,21 @@ func TestLongValuesDiffer(t *testing.T) {
 		{"a", "b", "p: a -> b"},
 		{"", long, "p: (none) -> " + long[:80] + "..."},
 		{long + "-a", long + "-b", "p: ..." + long[:19] + "-a -> ..." + long[:19] + "-b"},
-		{long + "a" + long, long + "b" + long, "p: ..." + long[:20] + "a" + long[:59] + "... -> ..." + long[:20] + "b" + long[:59] + "..."},
+		{
+			long + "a" + long, long + "b" + long,
+			"p: ..." + long[:20] + "a" + long[:59] + "... -> ..." + long[:20] + "b" + long[:59] + "...",
+		},
+		{long[:60] + "a", long[:60] + "b", "p: " + long[:60] + "a -> " + long[:60] + "b"},
+		{
+			long[:61] + "a", long[:61] + "b",
+			"p: ..." + long[:20] + "a -> ..." + long[:20] + "b",
+		},
 		{long, long + "b", "p: ..." + long[:20] + " -> ..." + long[:20] + "b"},
 		{"a" + long, "b" + long, "p: a" + long[:79] + "... -> b" + long[:79] + "..."},
 	} {
-		if got := (plan.FieldChange{Path: "p", From: plan.Leaf{Text: tt.from}, To: plan.Leaf{Text: tt.to}}).String(); got != tt.want {
+		if got := (plan.FieldChange{
+			Path: "p", From: plan.Leaf{Text: tt.from}, To: plan.Leaf{Text: tt.to},
+		}).String(); got != tt.want {
 			t.Errorf("got  %s\nwant %s", got, tt.want)
 		}
 	}
@@ -29,14 +40,33 @@ func TestLongValuesDiffer(t *testing.T) {
 		text := rapid.StringN(0, 300, -1)
 		same := text.Draw(t, "same")
 		a, b := same+text.Draw(t, "a"), same+text.Draw(t, "b")
-		from, to, found := strings.Cut(plan.FieldChange{Path: "p", From: plan.Leaf{Text: a}, To: plan.Leaf{Text: b}}.String(), " -> ")
+		from, to, found := strings.Cut(
+			plan.FieldChange{Path: "p", From: plan.Leaf{Text: a}, To: plan.Leaf{Text: b}}.String(), " -> ",
+		)
 		if a != b && !strings.Contains(a+b, " -> ") && (!found || strings.TrimPrefix(from, "p: ") == to) {
 			t.Fatalf("%q and %q look the same: %q", a, b, from)
 		}
 	})
-	secret := plan.FieldChange{Path: "p", From: plan.Leaf{Text: long + "-a", Secret: true}, To: plan.Leaf{Text: long + "-b", Secret: true}}
+	secret := plan.FieldChange{
+		Path: "p", From: plan.Leaf{Text: long + "-a", Secret: true}, To: plan.Leaf{Text: long + "-b", Secret: true},
+	}
 	if got := secret.String(); got != "p: (not shown) -> (not shown)" {
 		t.Error(got)
+	}
+}
+
+// The JSON of a change leaves out missing values and secret values.
+func TestJSONOfAChange(t *testing.T) {
+	t.Parallel()
+	for want, leaf := range map[string]plan.Leaf{
+		`{"path":"p","to":"b","kind":"","why":""}`: {Text: `"b"`},
+		`{"path":"p","to":3,"kind":"","why":""}`:   {Text: `3`},
+		`{"path":"p","kind":"","why":""}`:          {Text: `"b"`, Secret: true},
+	} {
+		got, err := json.Marshal(plan.FieldChange{Path: "p", To: leaf})
+		if err != nil || string(got) != want {
+			t.Errorf("got  %s, %v\nwant %s", got, err, want)
+		}
 	}
 }
 
@@ -46,19 +76,39 @@ func TestEvalSpecChange(t *testing.T) {
 		name          string
 		before, after []string
 		kind          plan.ChangeKind
-		fields        string // paths, by commas
+		fields        string // paths, separated by commas
 	}{
 		{"nothing", nil, nil, plan.UpToDate, ""},
 		{"the name", nil, []string{`name="api"`}, plan.UpToDate, ""},
-		{"groups in place of replicas", nil, []string{`replicas=null`, `replica_groups=[{"role": "main", "count": 3}]`}, plan.UpToDate, ""},
-		{"empty is nil", nil, []string{`labels={}`, `pod.volumes=[]`, `pod.hooks={}`, `update={"gates": {}}`}, plan.UpToDate, ""},
-		{"order of ports", nil, []string{`pod.ports=[{"name": "admin", "dynamic": true}, {"name": "http", "dynamic": true}]`}, plan.UpToDate, ""},
-		{"order of volumes", []string{`pod.volumes=[{"name": "a"}, {"name": "b"}]`}, []string{`pod.volumes=[{"name": "b"}, {"name": "a"}]`}, plan.UpToDate, ""},
+		{
+			"groups in place of replicas", nil,
+			[]string{`replicas=null`, `replica_groups=[{"role": "main", "count": 3}]`},
+			plan.UpToDate, "",
+		},
+		{
+			"empty is nil", nil,
+			[]string{`labels={}`, `pod.volumes=[]`, `pod.hooks={}`, `update={"gates": {}}`},
+			plan.UpToDate, "",
+		},
+		{
+			"order of ports", nil,
+			[]string{`pod.ports=[{"name": "admin", "dynamic": true}, {"name": "http", "dynamic": true}]`},
+			plan.UpToDate, "",
+		},
+		{
+			"order of volumes",
+			[]string{`pod.volumes=[{"name": "a"}, {"name": "b"}]`},
+			[]string{`pod.volumes=[{"name": "b"}, {"name": "a"}]`},
+			plan.UpToDate, "",
+		},
 		{"count", nil, []string{`replicas=4`}, plan.NeedsUpdate, "replica_groups[main].count"},
 		{
 			"where one group's pods go",
 			[]string{`replicas=null`, `replica_groups=[{"role": "a", "count": 1, "spread": "rack"}]`},
-			[]string{`replicas=null`, `replica_groups=[{"role": "a", "count": 1, "spread": {"label": "rack", "when": "require"}, "affinity": [{"selector": "a=b", "weight": 2}], "placing": "pack"}]`},
+			[]string{
+				`replicas=null`,
+				`replica_groups=[{"role": "a", "count": 1, "spread": {"label": "rack", "when": "require"}, "affinity": [{"selector": "a=b", "weight": 2}], "placing": "pack"}]`,
+			},
 			plan.NeedsRecreate,
 			"replica_groups[a].affinity[0].selector,replica_groups[a].affinity[0].weight,replica_groups[a].placing,replica_groups[a].spread,replica_groups[a].spread.label,replica_groups[a].spread.when",
 		},
@@ -86,18 +136,46 @@ func TestEvalSpecChange(t *testing.T) {
 		{"allocation", nil, []string{`strategy="static"`}, plan.NeedsUpdate, "strategy"},
 		{"static no more", []string{static}, nil, plan.NeedsUpdate, "strategy"},
 		{"a volume", nil, []string{volumes}, plan.NeedsUpdate, "pod.volumes[data].name,strategy"},
-		{"a volume of a pod that may move", []string{`strategy="dynamic"`}, []string{`strategy="dynamic"`, volumes, elsewhere}, plan.NeedsRecreate, "pod.volumes[data].name,update.strategy"},
+		{
+			"a volume of a pod that may move",
+			[]string{`strategy="dynamic"`},
+			[]string{`strategy="dynamic"`, volumes, elsewhere},
+			plan.NeedsRecreate,
+			"pod.volumes[data].name,update.strategy",
+		},
 		{"the default of volumes written out", []string{volumes}, []string{volumes, static}, plan.UpToDate, ""},
-		{"selector, in place", []string{inPlace}, []string{inPlace, `node_selector="a=b"`}, plan.NeedsUpdate, "node_selector"},
+		{
+			"selector, in place",
+			[]string{inPlace},
+			[]string{inPlace, `node_selector="a=b"`},
+			plan.NeedsUpdate, "node_selector",
+		},
 		{"manifest", nil, []string{`pod.labels={"a": "b"}`}, plan.NeedsRecreate, "pod.labels.a"},
-		{"manifest, in place", []string{inPlace}, []string{inPlace, `pod.labels={"a": "b"}`}, plan.NeedsUpdate, "pod.labels.a"},
-		{"manifest and count", nil, []string{`pod.labels={"a": "b"}`, `replicas=5`}, plan.NeedsRecreate, "pod.labels.a,replica_groups[main].count"},
-		{"count and selector", nil, []string{`labels={"a": "b"}`, `node_selector="a=b"`}, plan.NeedsRecreate, "labels.a,node_selector"},
+		{
+			"manifest, in place",
+			[]string{inPlace},
+			[]string{inPlace, `pod.labels={"a": "b"}`},
+			plan.NeedsUpdate, "pod.labels.a",
+		},
+		{
+			"manifest and count", nil,
+			[]string{`pod.labels={"a": "b"}`, `replicas=5`},
+			plan.NeedsRecreate,
+			"pod.labels.a,replica_groups[main].count",
+		},
+		{
+			"count and selector", nil,
+			[]string{`labels={"a": "b"}`, `node_selector="a=b"`},
+			plan.NeedsRecreate,
+			"labels.a,node_selector",
+		},
 		{
 			"a launchable more", nil,
 			[]string{`pod.launchables=[{"name": "server", "artifact": {"kind": "tar", "url": "https://files.example/web-1.2.tar.gz",
-			"sha256": "` + strings.Repeat("a", 64) + `"}, "args": ["-v"], "env": {"TOKEN": "abc"}}, {"name": "z", "artifact": {"kind": "exec", "path": "/z"}}]`},
-			plan.NeedsRecreate, "pod.launchables[z].artifact.kind,pod.launchables[z].artifact.path,pod.launchables[z].name",
+			"sha256": "` + strings.Repeat("a", 64) +
+				`"}, "args": ["-v"], "env": {"TOKEN": "abc"}}, {"name": "z", "artifact": {"kind": "exec", "path": "/z"}}]`},
+			plan.NeedsRecreate,
+			"pod.launchables[z].artifact.kind,pod.launchables[z].artifact.path,pod.launchables[z].name",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -140,7 +218,7 @@ func TestReasonsOfChanges(t *testing.T) {
 	}
 }
 
-// A service that is not there yet differs in everything that its document says.
+// For a new service, every field of the document is a difference.
 func TestEvalSpecChangeOfNothing(t *testing.T) {
 	got := plan.EvalSpecChange(nil, sample(t))
 	if got.Kind != plan.NeedsRecreate || len(got.Fields) < 10 {
@@ -158,8 +236,14 @@ func TestFieldChangeString(t *testing.T) {
 		{launchable(`"TOKEN": "xyz"`, "-v"), `pod.launchables[server].env.TOKEN: (not shown) -> (not shown)`},
 		{launchable(`"TOKEN": "abc", "E": ""`, "-v"), `pod.launchables[server].env.E: (none) -> (not shown)`},
 		{launchable(`"TOKEN": "abc"`, "-w"), `pod.launchables[server].args[0]: "-v" -> "-w"`},
-		{launchable(`"TOKEN": "abc"`, strings.Repeat("ä", 78)), `pod.launchables[server].args[0]: "-v" -> "` + strings.Repeat("ä", 78) + `"`},
-		{launchable(`"TOKEN": "abc"`, strings.Repeat("ä", 79)), `pod.launchables[server].args[0]: "-v" -> "` + strings.Repeat("ä", 79) + `...`},
+		{
+			launchable(`"TOKEN": "abc"`, strings.Repeat("ä", 78)),
+			`pod.launchables[server].args[0]: "-v" -> "` + strings.Repeat("ä", 78) + `"`,
+		},
+		{
+			launchable(`"TOKEN": "abc"`, strings.Repeat("ä", 79)),
+			`pod.launchables[server].args[0]: "-v" -> "` + strings.Repeat("ä", 79) + `...`,
+		},
 		{`pod.config={"key": "new"}`, `pod.config.key: (none) -> (not shown)`},
 	} {
 		got := plan.EvalSpecChange(before, sample(t, tt.change))

@@ -12,17 +12,17 @@ import (
 
 // Client is what plans need of a cluster.
 type Client interface {
-	// Service reads a service; nil where there is none of that name.
+	// Service returns nil if there is no service of that name.
 	Service(ctx context.Context, name string) (*record.Service, error)
-	// Commit writes a draft in one transaction. The error matches ErrChanged where a record is not as the draft saw it.
+	// Commit writes a draft in one transaction. The error matches ErrChanged if a record has changed since.
 	Commit(ctx context.Context, d *record.Draft) error
-	// Await waits until owners have reached a goal. The error is a *RolloutError where the rollout ends otherwise.
+	// Await waits for a goal. The error is a *RolloutError if the rollout ends before.
 	Await(ctx context.Context, g Goal) error
-	// NewID returns an id that nothing else has.
+	// NewID returns a new unique id.
 	NewID() string
 }
 
-// ErrChanged says that somebody else changed a record since it was read. Nothing was written.
+// ErrChanged means that somebody changed a record since it was read. Nothing was written.
 var ErrChanged = errors.New("changed since it was read")
 
 // Goal is what a forecast waits for.
@@ -31,39 +31,38 @@ type Goal struct {
 	Rollout string // id of the rollout that leads there; empty: none
 	RC      string // id of the controller
 	Reached Reached
-	Pods    int // for the first two
+	Pods    int // for Available and Left
 }
 
-// Reached says when a goal is reached.
+// Reached is the condition of a goal.
 type Reached string
 
 // The goals.
 const (
-	Available Reached = "available" // at least so many pods of the controller are
-	Left      Reached = "left"      // the controller has no more pods than so many, those that stop included
-	Gone      Reached = "gone"      // the controller's record is
+	Available Reached = "available" // at least Pods of the controller's pods are available
+	Left      Reached = "left"      // the controller has at most Pods pods, including pods that stop
+	Gone      Reached = "gone"      // the controller's record is gone
 )
 
-// RolloutError says that a rollout did not lead to its goal.
+// RolloutError means that a rollout did not reach its goal.
 type RolloutError struct {
 	Service string
 	State   rollout.State
 	Reason  string
 }
 
-// Error says how it ended, and why.
-func (e *RolloutError) Error() string {
-	text := fmt.Sprintf("the rollout of %s is %s", e.Service, e.State)
-	if e.Reason != "" {
-		text += ": " + e.Reason
+// Error names the end of the rollout, and the reason.
+func (r *RolloutError) Error() string {
+	text := fmt.Sprintf("the rollout of %s is %s", r.Service, r.State)
+	if r.Reason != "" {
+		text += ": " + r.Reason
 	}
 	return text
 }
 
-// draft is what a plan writes, and how its rollout begins.
 type draft struct {
 	record.Draft
-	allows bool // nothing changes, but the breaker lets pass what it withholds
+	allows bool // the plan changes no pods, and only makes the breaker ignore the stops that it withholds
 	start  func(ctx context.Context) (rollout.Started, error)
 }
 
@@ -71,23 +70,24 @@ type draft struct {
 type RefusedError struct {
 	Service string
 	Reason  string
-	Do      string // what to do about it
-	lead    string // begins what to do where ways help
-	ways    []way  // that may help; advise tries them
+	Do      string // what to do
+	lead    string // begins Do if ways help
+	ways    []way  // other ways that may help; advise tries them
 }
 
-// Error says why, and what to do.
-func (e *RefusedError) Error() string {
-	return fmt.Sprintf("service %s: %s; %s", e.Service, e.Reason, e.Do)
+// Error names the reason, and what to do.
+func (r *RefusedError) Error() string {
+	return fmt.Sprintf("service %s: %s; %s", r.Service, r.Reason, r.Do)
 }
 
-// StaleError is a plan that was made of what is not so any more. Nothing was written.
+// StaleError is a plan whose records have changed since. Nothing was written.
 type StaleError struct {
 	Service string
-	Changes []string // what is different, a line each
+	Changes []string // the differences, one a line
 }
 
-// Error says how much is different.
-func (e *StaleError) Error() string {
-	return fmt.Sprintf("service %s: the plan is stale, %s changed since it was made; plan again", e.Service, field.Count(len(e.Changes), "field"))
+// Error names the number of differences.
+func (s *StaleError) Error() string {
+	return fmt.Sprintf("service %s: the plan is stale, %s changed since it was made; plan again",
+		s.Service, field.Count(len(s.Changes), "field"))
 }

@@ -1,7 +1,6 @@
 package plan_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,8 +30,8 @@ func deployment(t *testing.T, c *cluster, changes ...string) *plan.Deployment {
 
 func TestDefaultStrategy(t *testing.T) {
 	d := plan.NewDeployment(&cluster{}, *sample(t), nil)
-	if d.Strategy.Type() != "rolling" {
-		t.Error(d.Strategy.Type())
+	if _, is := d.Planner.(*plan.ServicePlanner); !is {
+		t.Errorf("%T", d.Planner)
 	}
 	if p, err := d.Plan(t.Context()); err != nil || p.Empty() {
 		t.Error(p, err)
@@ -84,7 +83,7 @@ func TestReadsThatFail(t *testing.T) {
 	c = &cluster{}
 	d = deployment(t, c)
 	c.read = func(c *cluster) {
-		if reads++; reads == 3 { // the one that the rollout is made from
+		if reads++; reads == 3 { // the read from which the rollout is made
 			c.err = errors.New("no answer")
 		}
 	}
@@ -130,15 +129,19 @@ func TestRunWritesOnceAndWaits(t *testing.T) {
 	if diff := cmp.Diff(want, c.goals); diff != "" {
 		t.Error(diff)
 	}
-	if p.Rollout() != id || id == "" || d.Deployed.Rollout != id || d.Entry.Rollout != id || d.Service != "web" || d.Seen.Index != 10 {
+	if p.Rollout() != id || id == "" || d.Deployed.Rollout != id || d.Entry.Rollout != id || d.Service != "web" ||
+		d.Seen.Index != 10 {
 		t.Errorf("%+v", d)
 	}
-	if d.Deployed.RC != up || d.Deployed.Revision != 2 || d.Entry.Revision != 2 || d.Deployed.By != "ann" || !d.Deployed.At.Equal(when) || d.Entry.By != "ann" ||
-		d.Entry.Name != "web-r2" || d.Entry.RC != up || d.Entry.Digests["https://files.example/web-1.2.tar.gz"] != strings.Repeat("a", 64) ||
+	if d.Deployed.RC != up || d.Deployed.Revision != 2 || d.Entry.Revision != 2 || d.Deployed.By != "ann" ||
+		!d.Deployed.At.Equal(when) || d.Entry.By != "ann" ||
+		d.Entry.Name != "web-r2" || d.Entry.RC != up ||
+		d.Entry.Digests["https://files.example/web-1.2.tar.gz"] != strings.Repeat("a", 64) ||
 		d.Deployed.ID != c.svc.Deployed.ID || d.Deployed.ID == "" || !d.Entry.At.Equal(when) {
 		t.Errorf("%+v\n%+v", d.Deployed, d.Entry)
 	}
-	if len(d.Create) != 1 || d.Create[0].ID != up || d.Create[0].Desired() != 0 || d.Rollout.ID != id || d.Create[0].Labels["service"] != "web" ||
+	if len(d.Create) != 1 || d.Create[0].ID != up || d.Create[0].Desired() != 0 || d.Rollout.ID != id ||
+		d.Create[0].Labels["service"] != "web" ||
 		d.Create[0].Service.Revision != 2 || d.Create[0].Service.Name != "web" {
 		t.Errorf("%+v", d.Create)
 	}
@@ -175,7 +178,8 @@ func TestUpdateOfTheController(t *testing.T) {
 		t.Errorf("it waits for %+v", c.goals)
 	}
 	was := c.svc.Controllers[0].RC
-	if r.Desired() != 5 || *r.MinAvailable != 2 || r.Generation != was.Generation+1 || r.AllowMassStop != 0 || r.ID != was.ID || d.Deployed.Revision != 1 ||
+	if r.Desired() != 5 || *r.MinAvailable != 2 || r.Generation != was.Generation+1 || r.AllowMassStop != 0 ||
+		r.ID != was.ID || d.Deployed.Revision != 1 ||
 		d.Deployed.RC != was.ID || was.Labels["service"] != "web" {
 		t.Errorf("%+v", r)
 	}
@@ -190,7 +194,7 @@ func TestUpdateOfTheController(t *testing.T) {
 	}
 }
 
-// An upgrade in place changes the controller and is a revision of its own.
+// An upgrade in place changes the controller, and gets a new revision number.
 func TestInPlaceDraft(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t, `update.strategy="in-place"`))
@@ -198,13 +202,14 @@ func TestInPlaceDraft(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := c.commits[1]
-	if len(d.Create) != 0 || len(d.Change) != 1 || d.Deployed.Revision != 2 || d.Change[0].Service.Revision != 2 || d.Change[0].ManifestDigest != d.Entry.Manifest ||
+	if len(d.Create) != 0 || len(d.Change) != 1 || d.Deployed.Revision != 2 || d.Change[0].Service.Revision != 2 ||
+		d.Change[0].ManifestDigest != d.Entry.Manifest ||
 		d.Rollout.Strategy != rollout.InPlaceStrategy || d.Change[0].Name != "web-r1" {
 		t.Errorf("%+v", d)
 	}
 }
 
-// Counts that change in mid-course keep the rollout, at the counts that it has reached.
+// If counts change while a rollout is under way, the rollout continues from the counts that it has reached.
 func TestRescaleDraft(t *testing.T) {
 	c := &cluster{}
 	c.under(t, sample(t))
@@ -212,7 +217,8 @@ func TestRescaleDraft(t *testing.T) {
 	if _, err := deployment(t, c, `replicas=5`).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if d := c.commits[1]; d.Rollout.ID != id || d.Rollout.Total() != 5 || len(d.Create) != 0 || d.Deployed.Revision != 1 || d.Deployed.Spec.Total() != 5 {
+	if d := c.commits[1]; d.Rollout.ID != id || d.Rollout.Total() != 5 || len(d.Create) != 0 ||
+		d.Deployed.Revision != 1 || d.Deployed.Spec.Total() != 5 {
 		t.Errorf("%+v", d)
 	}
 }
@@ -227,12 +233,22 @@ func TestStalePlans(t *testing.T) {
 		{"what owners report", func(c *cluster) { c.svc.Controllers[0].Status = &rc.Status{Available: 1} }, nil},
 		{"the document", func(c *cluster) {
 			c.svc.Index++
-			c.svc.Deployed.Spec.Labels, c.svc.Deployed.Spec.Spread = map[string]string{"a": "b"}, rc.Spread{Label: "rack"}
+			c.svc.Deployed.Spec.Labels, c.svc.Deployed.Spec.Spread = map[string]string{"a": "b"},
+				rc.Spread{Label: "rack"}
 		}, []string{`labels.a: (none) -> "b"`, `spread: (none) -> "rack"`}},
-		{"who deployed it", func(c *cluster) { c.svc.Index++; c.svc.Deployed.By = "bob" }, []string{"the document was deployed again by bob"}},
+		{
+			"who deployed it", func(c *cluster) { c.svc.Index++; c.svc.Deployed.By = "bob" },
+			[]string{"the document was deployed again by bob"},
+		},
 		{"deleted", func(c *cluster) { c.svc = nil }, []string{"the service was deleted"}},
-		{"a rollout began", func(c *cluster) { c.svc.Rollout = &rollout.Record{ID: "r", State: rollout.Paused} }, []string{"rollout: (none) -> paused"}},
-		{"a controller was deleted", func(c *cluster) { c.svc.Controllers = nil }, []string{"controller web-r1: it was deleted"}},
+		{
+			"a rollout began", func(c *cluster) { c.svc.Rollout = &rollout.Record{ID: "r", State: rollout.Paused} },
+			[]string{"rollout: (none) -> paused"},
+		},
+		{
+			"a controller was deleted", func(c *cluster) { c.svc.Controllers = nil },
+			[]string{"controller web-r1: it was deleted"},
+		},
 		{"a controller was created", func(c *cluster) {
 			c.svc.Controllers = append(c.svc.Controllers, record.Controller{RC: rc.RC{ID: "x", Name: "web-r9"}})
 		}, []string{"controller web-r9: it was created"}},
@@ -241,7 +257,10 @@ func TestStalePlans(t *testing.T) {
 			r := &c.svc.Controllers[0].RC
 			r.Generation, r.ChangedBy, r.Spread, r.Disabled, r.Labels = 9, "bob", rc.Spread{Label: "rack"}, true, nil
 		}, []string{"controller web-r1: disabled", "controller web-r1: labels", "controller web-r1: spread"}},
-		{"a controller was written again", func(c *cluster) { c.svc.Controllers[0].Index++ }, []string{"controller web-r1: it was written again"}},
+		{
+			"a controller was written again", func(c *cluster) { c.svc.Controllers[0].Index++ },
+			[]string{"controller web-r1: it was written again"},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &cluster{}
@@ -270,15 +289,18 @@ func TestStalePlans(t *testing.T) {
 			}
 		})
 	}
-	if got := (&plan.StaleError{Service: "web", Changes: []string{"a", "b"}}).Error(); got != "service web: the plan is stale, 2 fields changed since it was made; plan again" {
+	if got := (&plan.StaleError{
+		Service: "web", Changes: []string{"a", "b"},
+	}).Error(); got != "service web: the plan is stale, 2 fields changed since it was made; plan again" {
 		t.Error(got)
 	}
-	if got := (&plan.StaleError{Service: "web", Changes: []string{"a"}}).Error(); !strings.Contains(got, "1 field changed") {
+	if got := (&plan.StaleError{Service: "web", Changes: []string{"a"}}).Error(); !strings.Contains(got,
+		"1 field changed") {
 		t.Error(got)
 	}
 }
 
-// A controller that is being deleted goes on to go, and then is gone: a plan that was made meanwhile is as good as before.
+// A plan is not stale because a controller that is being deleted has changed, or has gone since.
 func TestWhatIsBeingDeletedMakesNoPlanStale(t *testing.T) {
 	for name, change := range map[string]func(*cluster, record.Controller){
 		"it goes on": func(c *cluster, going record.Controller) {
@@ -321,7 +343,8 @@ func TestServiceThatSomebodyElseDeploysFirst(t *testing.T) {
 	}
 }
 
-// A rollout under way moves its records all the time. A plan that replaces it is made of the newest ones, and tried again.
+// A rollout under way changes its records all the time. A plan that replaces this rollout is made from the newest
+// records. If they change before the commit, it is made again.
 func TestMidCourseMovesOn(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -342,7 +365,8 @@ func TestMidCourseMovesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := c.commits[len(c.commits)-1]
-	if last.Seen.RolloutAt != c.svc.RolloutAt || last.Deployed.Revision != 3 || len(last.Create) != 1 || len(last.Change) != 2 {
+	if last.Seen.RolloutAt != c.svc.RolloutAt || last.Deployed.Revision != 3 || len(last.Create) != 1 ||
+		len(last.Change) != 2 {
 		t.Errorf("%+v", last)
 	}
 }
@@ -375,10 +399,14 @@ func TestRolloutThatFails(t *testing.T) {
 	c := &cluster{await: &plan.RolloutError{Service: "web", State: rollout.Failed, Reason: "it crashed"}}
 	p, err := deployment(t, c).Run(t.Context())
 	var ended *plan.RolloutError
-	if !errors.As(err, &ended) || !strings.Contains(err.Error(), "run 3 pods of web-r1: the rollout of web is failed: it crashed") || p.Rollout() == "" {
+	if !errors.As(err, &ended) ||
+		!strings.Contains(err.Error(), "run 3 pods of web-r1: the rollout of web is failed: it crashed") ||
+		p.Rollout() == "" {
 		t.Error(err)
 	}
-	if got := (&plan.RolloutError{Service: "web", State: rollout.Aborted}).Error(); got != "the rollout of web is aborted" {
+	if got := (&plan.RolloutError{
+		Service: "web", State: rollout.Aborted,
+	}).Error(); got != "the rollout of web is aborted" {
 		t.Error(got)
 	}
 }
@@ -401,7 +429,8 @@ func TestHistoryThatGoes(t *testing.T) {
 		c := &cluster{}
 		c.deployed(t, sample(t))
 		c.deployed(t, sample(t, newManifest))
-		if _, err := deployment(t, c, `pod.labels={"v": "3"}`, `update.revision_history=`+tt.keep).Run(t.Context()); err != nil {
+		if _, err := deployment(t, c, `pod.labels={"v": "3"}`,
+			`update.revision_history=`+tt.keep).Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if d := c.commits[2]; !slices.Equal(d.Forget, tt.want) || d.Deployed.Revision != 3 {
@@ -410,22 +439,22 @@ func TestHistoryThatGoes(t *testing.T) {
 	}
 }
 
-// Whatever the document says, the revision with the pods stays in the history: it is in effect again once the rollouts
-// to the versions after it have failed.
-func TestHistoryOfWhatRuns(t *testing.T) {
+// The history keeps the revision that has the pods, even if its limit is 0. After rollouts to later revisions have
+// failed, this revision is in effect again.
+func TestHistoryKeepsTheRunningRevision(t *testing.T) {
 	c := &cluster{}
 	short := `update.revision_history=0`
 	c.deployed(t, sample(t, short))
 	c.under(t, sample(t, short, newManifest))
-	c.under(t, sample(t, short, `pod.labels={"v": "3"}`)) // instead of it
+	c.under(t, sample(t, short, `pod.labels={"v": "3"}`)) // this rollout replaces the former one
 	c.svc.Rollout, c.svc.History[len(c.svc.History)-1].Outcome = nil, rollout.Failed
 	if d := c.svc.InEffect(); d.Revision != 1 {
 		t.Errorf("revision %d is in effect, of the history %+v", d.Revision, c.svc.History)
 	}
 }
 
-// A document that changes in mid-course, and asks for no other rollout, is still that of the rollout under way, whose
-// end is written into its entry.
+// If a document changes only knobs while a rollout is under way, the service keeps this rollout. The rollout's end is
+// written into the revision's history entry.
 func TestOtherKnobsInMidCourse(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -436,14 +465,17 @@ func TestOtherKnobsInMidCourse(t *testing.T) {
 	}
 	d := c.commits[len(c.commits)-1]
 	if d.Rollout != nil || d.Deployed.Revision != 2 || d.Deployed.Rollout != id || d.Entry.Rollout != id {
-		t.Errorf("the document is of rollout %q, its entry of %q, and %s is under way", d.Deployed.Rollout, d.Entry.Rollout, id)
+		t.Errorf("the document is of rollout %q, its entry of %q, and %s is under way",
+			d.Deployed.Rollout, d.Entry.Rollout, id)
 	}
 }
 
-// A number of a revision is not used again, whether its history or its controller is what is left of it.
+// The number of a revision is not used again, even if only its history entry or only its controller is left.
 func TestNumbersOfRevisions(t *testing.T) {
 	for name, leave := range map[string]func(*record.Service){
-		"history":    func(s *record.Service) { s.History = append(s.History, record.Entry{Service: "web", Revision: 7}) },
+		"history": func(s *record.Service) {
+			s.History = append(s.History, record.Entry{Service: "web", Revision: 7})
+		},
 		"controller": func(s *record.Service) { s.Controllers[0].RC.Service.Revision = 7 },
 		"record":     func(s *record.Service) { s.Deployed.Revision = 7 },
 	} {
@@ -459,7 +491,7 @@ func TestNumbersOfRevisions(t *testing.T) {
 	}
 }
 
-// So it is where the revision failed, the one before it changes, and nothing else is left of it.
+// The number of a failed revision is not used again either, although the history limit is 0 and its controller is gone.
 func TestNumberOfARevisionThatFailed(t *testing.T) {
 	c := &cluster{}
 	failed(t, c)
@@ -477,8 +509,8 @@ func TestNumberOfARevisionThatFailed(t *testing.T) {
 	}
 }
 
-// The ids of a service's controllers begin with its own, and none is given twice: where a rollout is replaced, where its transaction was refused and it is
-// made anew, and where the controller stays.
+// The ids of a service's controllers begin with the service's id. No id is given twice: not if a rollout is replaced,
+// not if its transaction was refused and it is made again, and not if the controller is kept.
 func TestIDsOfControllers(t *testing.T) {
 	c := &cluster{}
 	c.under(t, sample(t, migrates))
@@ -490,7 +522,8 @@ func TestIDsOfControllers(t *testing.T) {
 			ids = append(ids, r.ID)
 		}
 		want := []string{rc.PreDeployID(unit, number), rc.RevisionID(unit, number)}
-		if !slices.Equal(ids, want) || d.Deployed.ID != unit || d.Deployed.RC != want[1] || d.Entry.RC != want[1] || d.Rollout.PreDeploy.RC != want[0] {
+		if !slices.Equal(ids, want) || d.Deployed.ID != unit || d.Deployed.RC != want[1] || d.Entry.RC != want[1] ||
+			d.Rollout.PreDeploy.RC != want[0] {
 			t.Errorf("%v, want %v; %+v", ids, want, d.Deployed)
 		}
 		if number == 3 {
@@ -503,7 +536,8 @@ func TestIDsOfControllers(t *testing.T) {
 	c.deployed(t, sample(t, upgrades))
 	c.deployed(t, sample(t, upgrades, newManifest, migrates))
 	unit = c.svc.Deployed.ID
-	if d := c.commits[1]; len(d.Create) != 1 || d.Create[0].ID != rc.PreDeployID(unit, 2) || d.Deployed.RC != rc.RevisionID(unit, 1) || d.Deployed.Revision != 2 {
+	if d := c.commits[1]; len(d.Create) != 1 || d.Create[0].ID != rc.PreDeployID(unit, 2) ||
+		d.Deployed.RC != rc.RevisionID(unit, 1) || d.Deployed.Revision != 2 {
 		t.Errorf("%+v, %+v", d.Create, d.Deployed)
 	}
 	c.deployed(t, sample(t, `pod.labels={"v": "3"}`))
@@ -527,19 +561,22 @@ func TestRollbackHurries(t *testing.T) {
 	} {
 		strategy := rolling()
 		strategy.Rollback = true
-		resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), sample(t, newManifest, `replicas=40`, `update=`+tt.knobs))
+		resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(),
+			sample(t, newManifest, `replicas=40`, `update=`+tt.knobs))
 		d := plan.NewDeployment(c, *resolved, strategy)
 		if _, err := d.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		r := c.commits[len(c.commits)-1].Rollout
-		if r.Strategy != tt.strategy || r.Update.Step != tt.step || r.Update.Delay != 0 || r.Update.Gates.BeforeStage != nil || !r.SkipGates {
+		if r.Strategy != tt.strategy || r.Update.Step != tt.step || r.Update.Delay != 0 ||
+			r.Update.Gates.BeforeStage != nil || !r.SkipGates {
 			t.Errorf("%s: %+v", tt.knobs, r)
 		}
 	}
 }
 
-// The history of a way back says why pods of what it leaves were not available. Another deployment has other reasons.
+// The history of a rollback has why pods of the failed revision were not available. Another deployment has other
+// reasons.
 func TestRollbackSaysWhy(t *testing.T) {
 	failing := []rc.PodFailure{{Pod: "main.0", Node: "n1", Reason: "unhealthy: 503"}}
 	for name, tt := range map[string]struct {
@@ -547,7 +584,10 @@ func TestRollbackSaysWhy(t *testing.T) {
 		status *rc.Status
 		want   string
 	}{
-		"pods fail":        {true, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 2, Failing: failing}, "rolled back from revision 1 while 2 of 3 of its pods were available; main.0 on n1: unhealthy: 503"},
+		"pods fail": {
+			true, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 2, Failing: failing},
+			"rolled back from revision 1 while 2 of 3 of its pods were available; main.0 on n1: unhealthy: 503",
+		},
 		"all available":    {true, &rc.Status{ObservedGeneration: 1, Desired: 3, Available: 3}, ""},
 		"of other counts":  {true, &rc.Status{ObservedGeneration: 9, Desired: 3, Available: 2}, ""},
 		"nothing is known": {true, nil, ""},
@@ -569,7 +609,8 @@ func TestRollbackSaysWhy(t *testing.T) {
 	}
 }
 
-// In place all revisions have one controller, which bears the number of the first: the reason names the revision.
+// In place, all revisions have the same controller. Its name has the number of the first revision, so the reason names
+// the revision.
 func TestRollbackInPlaceNamesTheRevision(t *testing.T) {
 	c := &cluster{}
 	const inPlace = `update.strategy="in-place"`
@@ -586,13 +627,14 @@ func TestRollbackInPlaceNamesTheRevision(t *testing.T) {
 	if _, err := plan.NewDeployment(c, c.svc.History[0].Spec, strategy).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.commits[len(c.commits)-1].Entry.Reason; got != "rolled back from revision 2 while 2 of 3 of its pods were available" {
+	if got := c.commits[len(c.commits)-1].Entry.Reason; got != "rolled back from revision 2 while 2 of 3 of its pods "+
+		"were available" {
 		t.Errorf("%q", got)
 	}
 }
 
-// Who scales a service later, or changes its knobs, leaves in the history why it was rolled back. Why a rollout failed
-// or was aborted says nothing about what is changed without one.
+// A later change of counts or knobs keeps in the history why the service was rolled back. It does not keep why a
+// rollout failed or was aborted, because that reason is not about the change.
 func TestChangesKeepWhyItWasRolledBack(t *testing.T) {
 	const why = "rolled back from revision 1 while 2 of 3 of its pods were available"
 	for outcome, want := range map[rollout.State]string{rollout.Done: why, "": why, rollout.Aborted: ""} {
@@ -607,20 +649,23 @@ func TestChangesKeepWhyItWasRolledBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := c.commits[len(c.commits)-1].Entry; got.Revision != 1 || got.Reason != want {
-				t.Errorf("%s after %q: revision %d, reason %q, want %q", change, outcome, got.Revision, got.Reason, want)
+				t.Errorf("%s after %q: revision %d, reason %q, want %q",
+					change, outcome, got.Revision, got.Reason, want)
 			}
 		}
 	}
 }
 
-// A way back is not refused because its document allows a stage less time than the pods take that it replaces.
+// A rollback is allowed even if its document gives a stage less time than the replaced pods need.
 func TestRollbackAllowsTime(t *testing.T) {
-	for limit, want := range map[string]time.Duration{"30s": time.Minute + rollout.DefaultStageTimeout, "61s": 61 * time.Second, "0s": 0} {
+	for limit, want := range map[string]time.Duration{"30s": time.Minute +
+		rollout.DefaultStageTimeout, "61s": 61 * time.Second, "0s": 0} {
 		c := &cluster{}
 		c.deployed(t, sample(t, `pod.service={"drain": "1m"}`))
 		strategy := rolling()
 		strategy.Rollback = true
-		resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), sample(t, newManifest, fmt.Sprintf(`update.stage_timeout=%q`, limit)))
+		resolved, _ := (&plan.ServiceSpecResolver{}).Resolve(t.Context(),
+			sample(t, newManifest, fmt.Sprintf(`update.stage_timeout=%q`, limit)))
 		d := plan.NewDeployment(c, *resolved, strategy)
 		if _, err := d.Run(t.Context()); err != nil {
 			t.Fatal(err)
@@ -631,42 +676,41 @@ func TestRollbackAllowsTime(t *testing.T) {
 	}
 }
 
-func TestOperationsSaySoFew(t *testing.T) {
-	for want, op := range map[string]plan.Operation{
-		"create volume data for each of 1 pod, on its node": &plan.CreateVolumeOperation{Volume: "data", Pods: 1},
-		"2 operations": &plan.SequenceOperation{Operations: make([]plan.Operation, 2)},
-	} {
-		if op.String() != want {
-			t.Error(op.String())
-		}
-	}
-	d := deployment(t, &cluster{})
+func TestOperationsNameTheirPods(t *testing.T) {
+	d := deployment(t, &cluster{}, volumes)
 	canonical, _ := d.Spec.Pod.Canonical()
 	p, err := d.Plan(t.Context())
-	if want := fmt.Sprintf("create manifest %.12s of pod web", manifest.Digest(canonical)); err != nil || p.Operations[0].String() != want {
+	if want := fmt.Sprintf("create manifest %.12s of pod web", manifest.Digest(canonical)); err != nil ||
+		p.Operations[0].String() != want {
 		t.Error(p.Operations, err)
 	}
-	create := &plan.CreateVolumeOperation{Volume: "data", Pods: 2}
-	seq := &plan.SequenceOperation{Operations: []plan.Operation{create, create}}
-	if lines := seq.Format(plan.Names{}); len(lines) != 2 || lines[1] != (plan.Line{Depth: 1, Sign: plan.Added, Text: "create volume data for each of 2 pods, on its node"}) {
+	lines := p.Lines()
+	created := plan.Line{Depth: 1, Sign: plan.Added, Text: "create volume data for each of 3 pods, on its node"}
+	if !slices.ContainsFunc(lines, func(l plan.Line) bool { l.Where = nil; return l == created }) {
 		t.Error(lines)
 	}
-	if err := seq.Execute(context.Background(), nil); err != nil {
-		t.Error(err)
-	}
-	if diff := cmp.Diff(map[plan.Sign]int{plan.Added: 2}, plan.Counts(seq.Format(plan.Names{}))); diff != "" {
+	if diff := cmp.Diff(map[plan.Sign]int{plan.Added: len(lines) - 1, plan.Changed: 1},
+		plan.Counts(lines)); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestRecordsThatCannotBeActedOn(t *testing.T) {
-	good := record.Deployed{ID: "01m82rq476dk3dzcatmcv2vmc4", Service: "web", Revision: 1, RC: "01m82rq476dk3dzcatmcv2vmc4-1", Spec: *sample(t)}
+	good := record.Deployed{
+		ID: "01m82rq476dk3dzcatmcv2vmc4", Service: "web",
+		Revision: 1, RC: "01m82rq476dk3dzcatmcv2vmc4-1", Spec: *sample(t),
+	}
 	if err := good.Check(); err != nil {
 		t.Error(err)
 	}
 	for name, spoil := range map[string]func(*record.Deployed){
-		"service": func(d *record.Deployed) { d.Service = "" }, "revision": func(d *record.Deployed) { d.Revision = 0 }, "rc": func(d *record.Deployed) { d.RC = "" },
-		"pod": func(d *record.Deployed) { d.Spec.Pod = nil }, "groups": func(d *record.Deployed) { d.Spec.Replicas = nil },
+		"service": func(d *record.Deployed) { d.Service = "" }, "revision": func(d *record.Deployed) { d.Revision = 0 },
+		"rc": func(d *record.Deployed) {
+			d.RC = ""
+		},
+		"pod": func(d *record.Deployed) { d.Spec.Pod = nil }, "groups": func(d *record.Deployed) {
+			d.Spec.Replicas = nil
+		},
 	} {
 		d := good
 		if spoil(&d); d.Check() == nil {
@@ -686,7 +730,10 @@ func TestRecordsThatCannotBeActedOn(t *testing.T) {
 		t.Error(err)
 	}
 	for name, spoil := range map[string]func(*record.Entry){
-		"service": func(e *record.Entry) { e.Service = "" }, "revision": func(e *record.Entry) { e.Revision = 0 }, "pod": func(e *record.Entry) { e.Spec.Pod = nil },
+		"service": func(e *record.Entry) { e.Service = "" }, "revision": func(e *record.Entry) { e.Revision = 0 },
+		"pod": func(e *record.Entry) {
+			e.Spec.Pod = nil
+		},
 	} {
 		e := entry
 		if spoil(&e); e.Check() == nil {
@@ -695,7 +742,7 @@ func TestRecordsThatCannotBeActedOn(t *testing.T) {
 	}
 }
 
-// What changes a revision later leaves in its history when it was made, and by whom. The document says who changed it.
+// A later change of a revision keeps the time and author of its history entry. The document has the change's author.
 func TestEntryKeepsWhenItWasMade(t *testing.T) {
 	made := when.Add(-time.Hour)
 	for name, tt := range map[string]struct {
@@ -703,8 +750,11 @@ func TestEntryKeepsWhenItWasMade(t *testing.T) {
 		change string
 		want   record.Entry
 	}{
-		"other counts":            {(*cluster).deployed, `replicas=5`, record.Entry{Revision: 1, By: "bob", At: made}},
-		"other knobs":             {(*cluster).deployed, `update.step=2`, record.Entry{Revision: 1, By: "bob", At: made}},
+		"other counts": {(*cluster).deployed, `replicas=5`, record.Entry{Revision: 1, By: "bob", At: made}},
+		"other knobs": {
+			(*cluster).deployed, `update.step=2`,
+			record.Entry{Revision: 1, By: "bob", At: made},
+		},
 		"other counts, under way": {(*cluster).under, `replicas=5`, record.Entry{Revision: 1, By: "bob", At: made}},
 		"other knobs, under way":  {(*cluster).under, `update.step=2`, record.Entry{Revision: 1, By: "bob", At: made}},
 		"other pods":              {(*cluster).deployed, newManifest, record.Entry{Revision: 2, By: "ann", At: when}},

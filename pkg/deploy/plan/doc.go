@@ -1,10 +1,10 @@
-// Package plan turns the document of a service into a plan that people can read (ADR 16). It reads the service as it is through Client,
-// decides what has to change, refuses what cannot work, and lists the operations in the order in which they happen.
+// Package plan turns the document of a service into a plan that people can read (ADR 16). It refuses a change that
+// cannot work. Operations are in the order in which they happen.
 //
-// What decides is pure: EvalSpecChange says what differs, RollingStrategy what follows. Only the operations' Execute acts, through the
-// same Client. The writes of a plan are one transaction: its first operations fill a Draft, the last one that writes commits it. Operations
-// about pods write nothing, since only the owner of a controller does (P1): their Execute waits until the owner has done it.
+// Only the execution of an operation changes the cluster, through Client. All writes of a plan are one transaction,
+// which its last operation that writes commits. Operations about pods only wait, since only the owner of a controller
+// changes its pods (P1).
 //
-// A plan can be saved and carried out later. Its operations are not kept: SavedStrategy plans the saved document again, and refuses a
-// plan that was made on something else, or that would do something else than it showed.
+// A saved plan does not contain its operations: SavedPlanner plans the document again. It refuses if the records have
+// changed, or if the new operations differ from those that the saved plan showed.
 package plan

@@ -12,9 +12,9 @@ import (
 
 func hosted(host string) string { return `pod.service={"meta": {"host": "` + host + `"}}` }
 
-// A plan says of a host name whether the cluster's domain has changed it, warns where nothing else is different, and
-// depends on the domain then. Whose host name is its own, or stays, depends on no domain.
-func TestAPlanSaysWhatTheDomainChanges(t *testing.T) {
+// If the cluster's domain has changed a host name, the plan shows this, and depends on the domain. It warns if nothing
+// else is different. It depends on no domain if the document has a host name, or if the host name does not change.
+func TestPlansShowWhatTheDomainChanges(t *testing.T) {
 	t.Parallel()
 	const recreated = "a pod's manifest never changes while it runs"
 	for name, tt := range map[string]struct {
@@ -26,43 +26,57 @@ func TestAPlanSaysWhatTheDomainChanges(t *testing.T) {
 		"another domain": {
 			&plan.Domain{Name: "new.example", Index: 7},
 			[]string{hosted("web.new.example")},
-			"the cluster's domain says so: " + recreated, "its pods change because the cluster's domain is new.example now",
+			"it follows the cluster's domain: " +
+				recreated, "its pods change because the cluster's domain is new.example now",
 		},
 		"in place": {
 			&plan.Domain{Name: "new.example", Index: 7},
 			[]string{hosted("web.new.example"), `update.strategy="in-place"`},
-			"the cluster's domain says so: the pods are upgraded where they are", "",
+			"it follows the cluster's domain: the pods are upgraded where they are", "",
 		},
-		"no domain any more": {&plan.Domain{}, []string{}, "the cluster has no domain: " + recreated, "its pods change because the cluster has no domain now"},
-		"more besides":       {&plan.Domain{Name: "new.example"}, []string{hosted("web.new.example"), newManifest}, "the cluster's domain says so: " + recreated, ""},
-		"by the document":    {nil, []string{hosted("own.example")}, recreated, ""},
+		"no domain any more": {
+			&plan.Domain{},
+			[]string{},
+			"the cluster has no domain: " + recreated,
+			"its pods change because the cluster has no domain now",
+		},
+		"more besides": {
+			&plan.Domain{Name: "new.example"},
+			[]string{hosted("web.new.example"), newManifest},
+			"it follows the cluster's domain: " + recreated, "",
+		},
+		"by the document": {nil, []string{hosted("own.example")}, recreated, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := &cluster{}
 			c.deployed(t, sample(t, hosted("web.old.example")))
 			d := deployment(t, c, tt.changes...)
-			d.Strategy.(*plan.RollingStrategy).Domain = tt.domain
+			d.Planner.(*plan.ServicePlanner).Domain = tt.domain
 			p, err := d.Run(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			i := slices.IndexFunc(p.Change.Fields, func(f plan.FieldChange) bool { return f.Path == "pod.service.meta.host" })
+			i := slices.IndexFunc(p.Change.Fields, func(f plan.FieldChange) bool {
+				return f.Path == "pod.service.meta.host"
+			})
 			if i < 0 || p.Change.Fields[i].Why != tt.why {
 				t.Errorf("the fields are %+v, want one because %q", p.Change.Fields, tt.why)
 			}
-			if warned := strings.Join(p.Warnings, "\n"); tt.warning == "" && strings.Contains(warned, "domain") || !strings.Contains(warned, tt.warning) {
+			if warned := strings.Join(p.Warnings, "\n"); tt.warning == "" && strings.Contains(warned, "domain") ||
+				!strings.Contains(warned, tt.warning) {
 				t.Errorf("it warns %q, want %q", warned, tt.warning)
 			}
 			switch depends := c.commits[len(c.commits)-1].Settings; {
-			case tt.domain == nil && depends != nil, tt.domain != nil && (depends == nil || *depends != tt.domain.Index):
+			case tt.domain == nil && depends != nil, tt.domain != nil &&
+				(depends == nil || *depends != tt.domain.Index):
 				t.Errorf("it depends on %v, want %+v", depends, tt.domain)
 			}
 		})
 	}
 }
 
-// A saved plan is refused under another domain than it was made with, also where one of them is none.
+// A saved plan is refused if the domain is not the one with which it was made, or if there was or is none.
 func TestASavedPlanIsOfItsDomain(t *testing.T) {
 	t.Parallel()
 	c := &cluster{}
@@ -73,7 +87,7 @@ func TestASavedPlanIsOfItsDomain(t *testing.T) {
 		{"a.example", "", "domain: a.example -> (none)"},
 		{"", "none", "domain: (none) -> none"},
 	} {
-		of := func(name string) *plan.RollingStrategy {
+		of := func(name string) *plan.ServicePlanner {
 			r := rolling()
 			r.State, r.Domain = withRoom(oneEpoch), &plan.Domain{Name: name}
 			return r
@@ -84,7 +98,9 @@ func TestASavedPlanIsOfItsDomain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		saved := plan.Saved{By: "ann", At: when, Services: []plan.SavedService{plan.Save(d, &p, oneEpoch, of(tt.saved).Domain)}}
+		saved := plan.Saved{
+			By: "ann", At: when, Services: []plan.SavedService{plan.Save(d, &p, oneEpoch, of(tt.saved).Domain)},
+		}
 		data, err := saved.Encode()
 		if err != nil {
 			t.Fatal(err)
@@ -93,7 +109,8 @@ func TestASavedPlanIsOfItsDomain(t *testing.T) {
 		if err != nil || !read.Services[0].OfDomain() {
 			t.Fatalf("%+v, %v", read, err)
 		}
-		_, err = plan.NewDeployment(c, spec, &plan.SavedStrategy{RollingStrategy: *of(tt.now), Saved: read.Services[0]}).Plan(t.Context())
+		_, err = plan.NewDeployment(c, spec,
+			&plan.SavedPlanner{ServicePlanner: *of(tt.now), Saved: read.Services[0]}).Plan(t.Context())
 		stale, is := errors.AsType[*plan.StaleError](err)
 		if is != (tt.says != "") || is && !slices.Contains(stale.Changes, tt.says) {
 			t.Errorf("made under %q and carried out under %q: %v", tt.saved, tt.now, err)

@@ -1,16 +1,19 @@
 package plan
 
 import (
+	"context"
+	"fmt"
 	"iter"
 	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// moving returns the controller that grows to the new counts: while the rollout goes back that is an old one.
+// moving returns the controller that grows to the new counts: during a rollback the old one.
 func (p *planner) moving(c course) *record.Controller {
-	if c == rescale && p.svc.Rollout.GoesBack() {
+	if c == rescale && p.svc.Rollout.RollsBack() {
 		if was := p.svc.Controller(p.svc.Rollout.Upward().RC); was != nil {
 			return was
 		}
@@ -18,7 +21,7 @@ func (p *planner) moving(c course) *record.Controller {
 	return p.current
 }
 
-// scaled returns the controller that gets the counts of the target, which is another one while the rollout goes back.
+// scaled returns the controller that gets the target's counts: during a rollback the old one.
 func (p *planner) scaled(c course, target *rc.RC) *rc.RC {
 	was := p.moving(c)
 	if was == p.current {
@@ -29,22 +32,23 @@ func (p *planner) scaled(c course, target *rc.RC) *rc.RC {
 	return &r
 }
 
-// scales lists the roles whose counts change. Where the nodes say how many pods there are no count does.
-func (p *planner) scales(target *rc.RC) []Operation {
+// scales lists the roles whose counts change, none with one pod on each node.
+func (p *planner) scales(target *rc.RC) []*Operation {
 	if target.EachNode() || p.base.Spec.Mode == rc.EachNode {
 		return nil
 	}
 	before := p.base.Spec.Groups()
-	var ops []Operation
+	var ops []*Operation
 	for role := range rolesOf(before, target.ReplicaGroups) {
 		if from, to := countOf(before, role), countOf(target.ReplicaGroups, role); from != to {
-			ops = append(ops, &ScaleOperation{RC: target.ID, Role: role, From: from, To: to})
+			ops = append(ops, scale(target.ID, role, from, to))
 		}
 	}
 	return ops
 }
 
-// pods returns how many pods a controller is to have: as many as nodes match, where it has one on each.
+// pods returns how many pods a controller should have. With a pod on each node, these are the placed pods or, for a new
+// controller, the nodes that take one.
 func (p *planner) pods(r *rc.RC) int {
 	switch {
 	case !r.EachNode():
@@ -58,8 +62,7 @@ func (p *planner) pods(r *rc.RC) int {
 	}
 }
 
-// moves returns how many pods of a controller come and how many go where its groups change: one role's do not make up
-// for another's.
+// moves returns how many pods start and stop when groups change. A pod of one role does not replace a pod of another.
 func moves(before, after []rc.ReplicaGroup) (more, less int) {
 	for role := range rolesOf(before, after) {
 		from, to := countOf(before, role), countOf(after, role)
@@ -69,7 +72,6 @@ func moves(before, after []rc.ReplicaGroup) (more, less int) {
 	return more, less
 }
 
-// rolesOf returns the roles of groups, in their order, each once.
 func rolesOf(before, after []rc.ReplicaGroup) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		done := map[string]bool{}
@@ -82,15 +84,14 @@ func rolesOf(before, after []rc.ReplicaGroup) iter.Seq[string] {
 	}
 }
 
-// countOf returns how many pods a role has.
 func countOf(groups []rc.ReplicaGroup, role string) int {
 	return rc.Total(slices.DeleteFunc(slices.Clone(groups), func(g rc.ReplicaGroup) bool { return g.Role != role }))
 }
 
-// reshaped returns which pods stay and which go as the document wants them, and how many come.
-func (p *planner) reshaped(c course) (stay, gone []placed, more int) {
+// reshaped returns which pods the controller keeps and which stop, and the capacity for the new ones.
+func (p *planner) reshaped(c course) (stay, gone []placed, more Room) {
 	stay, gone = p.staying(c, p.placed())
-	return stay, gone, p.State.without(gone).place(p.spec, p.missing(p.wanted(), stay), stay).Pods
+	return stay, gone, p.State.without(gone).place(p.spec, p.missing(p.wanted(), stay), stay)
 }
 
 // sameManifests reports whether a rollout in place changes the mode, and no manifest.
@@ -98,19 +99,22 @@ func sameManifests(limits *rc.InPlace) bool {
 	return limits != nil && limits.Keep != nil && limits.From == ""
 }
 
-// forecasts lists what owners are going to do, and on which nodes. id is the rollout's once it is written.
-func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *string) []Operation {
-	about := func(r *rc.RC, count int, until Reached, goal int, where *Where) pods {
-		return pods{RC: r.ID, Pods: count, Where: where, forecast: forecast{Goal{Service: p.spec.Name, RC: r.ID, Reached: until, Pods: goal}, id}}
+// forecasts lists what owners will do, and on which nodes. id is set when the rollout is written.
+func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *string) []*Operation {
+	var ops []*Operation
+	add := func(o *Operation, r *rc.RC, until Reached, pods int) {
+		o.do = func(ctx context.Context, client Client) error {
+			return client.Await(ctx, Goal{Service: p.spec.Name, Rollout: *id, RC: r.ID, Reached: until, Pods: pods})
+		}
+		ops = append(ops, o)
 	}
-	ends := func(r *rc.RC, count, goal int, where *Where) []Operation {
-		gone := about(r, count, Left, goal, where)
-		return []Operation{&StopPodsOperation{gone}, &RemovePodsOperation{gone}}
+	ends := func(r *rc.RC, count, left int, where *Where) {
+		add(ofPods(Removed, "stop", r.ID, count, where), r, Left, left)
+		add(ofPods(Removed, "remove", r.ID, count, where), r, Left, left)
 	}
-	var ops []Operation
 	total, had := p.pods(target), 0
 	more, less := total, 0
-	if c == rescale || c == inPlace || c == update {
+	if c == rescale || c.inPlace() || c == update {
 		was := &p.moving(c).RC
 		had = p.pods(was)
 		more, less = max(0, total-had), max(0, had-total)
@@ -121,35 +125,38 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 	replaced := min(had, total)
 	if target.EachNode() && p.State != nil && p.current != nil && !p.current.RC.EachNode() { // a node keeps one pod
 		stay, gone, comes := p.reshaped(c)
-		replaced, less, more = len(stay), len(gone), comes
+		replaced, less, more = len(stay), len(gone), comes.Pods
 		total = replaced + more
 	}
-	if c == inPlace {
+	if c.inPlace() {
 		if limits != nil && len(limits.Roles) > 0 {
 			replaced = min(limits.Counted(p.current.RC.ReplicaGroups), limits.Counted(target.ReplicaGroups))
 		}
 		if replaced > 0 && !sameManifests(limits) {
-			changed := about(target, replaced, Available, total, p.upgraded(c, limits, replaced))
-			if p.relimits {
+			where := p.upgraded(c, limits, replaced)
+			changed := ofPods(Replaced, "upgrade in place", target.ID, replaced, where)
+			if c == relimit {
 				var roles []string
 				if limits != nil {
 					roles = limits.Roles
 				}
-				ops = append(ops, &RelimitPodsOperation{pods: changed, Limits: p.limits(roles)})
-			} else {
-				ops = append(ops, &UpgradePodsOperation{changed})
+				changed = ofPods(Changed, "change the limits of", target.ID, replaced, where)
+				changed.end = " to " + p.limits(roles) + ", no restart"
 			}
+			add(changed, target, Available, total)
 		}
 	}
 	if more > 0 {
-		run := about(target, more, Available, total, p.destinations(c, more))
+		where := p.destinations(c, more)
+		// A node creates the volumes before it starts the pod, so an available pod has them.
 		for _, v := range p.spec.Pod.Volumes {
-			ops = append(ops, &CreateVolumeOperation{Volume: v.Name, Pods: more, Where: run.Where, forecast: run.forecast})
+			text := fmt.Sprintf("create volume %s for each of %s, on its node", v.Name, field.Count(more, "pod"))
+			add(&Operation{Sign: Added, Where: where, awaited: true, text: text}, target, Available, total)
 		}
-		ops = append(ops, &RunPodsOperation{run})
+		add(ofPods(Added, "run", target.ID, more, where), target, Available, total)
 	}
 	if less > 0 {
-		ops = append(ops, ends(target, less, total, p.departures(c, target.ID, less))...)
+		ends(target, less, total, p.departures(c, target.ID, less))
 	}
 	if p.svc == nil {
 		return ops
@@ -159,11 +166,13 @@ func (p *planner) forecasts(c course, target *rc.RC, limits *rc.InPlace, id *str
 			continue
 		}
 		if n := o.RC.Desired(); n > 0 {
-			ops = append(ops, ends(&o.RC, n, 0, p.surplus(o.RC.ID, n))...)
+			ends(&o.RC, n, 0, p.surplus(o.RC.ID, n))
 		}
 		if !p.knobs.LeaveOld {
-			goal := Goal{Service: p.spec.Name, RC: o.RC.ID, Reached: Gone}
-			ops = append(ops, &DeleteControllerOperation{RC: o.RC.ID, forecast: forecast{goal, id}})
+			add(&Operation{
+				Sign: Removed, awaited: true, text: "delete controller ", rcs: []string{o.RC.ID},
+				end: " when it has no pods",
+			}, &o.RC, Gone, 0)
 		}
 	}
 	return ops

@@ -14,8 +14,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// room fills in what a plan says about room. It returns a *RefusedError where no pod of a rollout would find a place,
-// or those of its first stage would not. A new service is deployed all the same: nodes may come.
+// room checks whether the nodes have the capacity for a plan, and adds warnings. It returns a *RefusedError if no pod
+// of a rollout would find a node, or if the first stage lacks capacity. It does not refuse a new service, because nodes
+// may be added.
 func (p *planner) room(c course, out *Plan) error {
 	if p.State == nil || c == allow {
 		return nil
@@ -28,10 +29,11 @@ func (p *planner) room(c course, out *Plan) error {
 	end := p.end(c, pods)
 	moved := c == update && len(pods) > 0 && p.spec.NodeSelector != p.base.Spec.NodeSelector
 	switch {
-	case end.Pods == 0 && (c == inPlace && (total > 0 || len(pods) > 0) || moved):
+	case end.Pods == 0 && (c.inPlace() && (total > 0 || len(pods) > 0) || moved):
 		return p.noRoom(end, 0, "no pod can be upgraded where it is, and no node takes a new one (%s)", end)
 	case c == recreate && end.Pods == 0:
-		return p.noRoom(end, 0, "no node takes a pod of the new revision, not even without those that it has now (%s)", end)
+		return p.noRoom(end, 0, "no node takes a pod of the new revision, not even without those that it has now (%s)",
+			end)
 	case c == recreate:
 		if err := p.firstStage(pods, end); err != nil {
 			return err
@@ -49,8 +51,8 @@ func (p *planner) room(c course, out *Plan) error {
 	return nil
 }
 
-// asked returns how many pods there are to be: where each node has one, one on each node where one stays, and on each
-// other node that would get one if it had room.
+// asked returns how many pods there should be. With a pod on each node, these are the nodes where a pod is kept, and
+// those that would get one with enough capacity.
 func (p *planner) asked(c course, pods []placed) int {
 	if p.spec.Mode != rc.EachNode {
 		return p.spec.Total()
@@ -72,8 +74,8 @@ func (p *planner) asked(c course, pods []placed) int {
 	return len(on)
 }
 
-// stalls returns why a rollout that has room for its first stage and at its end has none between them, nil where it
-// has.
+// stalls returns why a middle stage of a rollout lacks capacity, although first stage and end have enough; nil if none
+// does.
 func (p *planner) stalls(pods []placed) *RefusedError {
 	if p.State.Elsewhere || len(pods) == 0 {
 		return nil
@@ -82,20 +84,21 @@ func (p *planner) stalls(pods []placed) *RefusedError {
 	if at == nil {
 		return nil
 	}
-	err := p.noRoom(at.room, 0, "with %s of the new revision and %d others left, the strategy %s has room for %d of the next %d (%s)",
-		field.Count(at.has, "pod"), at.old, p.knobs.Kind(), at.room.Pods, at.wants, at.room)
+	err := p.noRoom(at.room, 0,
+		"with %s of the new revision and %d others left, the strategy %s has room for %d of the next %d (%s)",
+		field.Count(at.has, "pod"), at.old, p.knobs.StrategyName(), at.room.Pods, at.wants, at.room)
 	refused, _ := errors.AsType[*RefusedError](err)
 	return refused
 }
 
-// firstStage returns a *RefusedError where the first stage of a new revision has no room.
+// firstStage returns a *RefusedError if a new revision's first stage lacks capacity.
 func (p *planner) firstStage(pods []placed, end Room) error {
 	want := p.surge()
 	if stops := p.stops(); stops > 0 {
 		if room := p.roomAfter(pods, stops, 1); room.Pods == 0 {
 			return p.noRoom(end, 0,
 				"the strategy %s stops %s before it starts others, and the nodes have room for none then (%s)",
-				p.knobs.Kind(), field.Count(stops, "pod"), room)
+				p.knobs.StrategyName(), field.Count(stops, "pod"), room)
 		}
 		return nil
 	}
@@ -105,23 +108,22 @@ func (p *planner) firstStage(pods []placed, end Room) error {
 	}
 	return p.noRoom(end, room.Pods,
 		"the strategy %s starts %s before it stops others, and the nodes have room for %d (%s)",
-		p.knobs.Kind(), field.Count(want, "pod"), room.Pods, room)
+		p.knobs.StrategyName(), field.Count(want, "pod"), room.Pods, room)
 }
 
-// roomAfter is State.Room after some pods have stopped, and those that go before them: a replaced or aborted rollout
-// may leave more pods than the service has in effect and is to have. Pods that only a lower number makes too many stay
-// until the new pods serve.
+// roomAfter returns State.Room after some pods have stopped. Surplus pods that a replaced or aborted rollout left stop
+// before them. Pods that are surplus only because the new count is lower are kept until the new pods are available.
 func (p *planner) roomAfter(pods []placed, stopped, wanted int) Room {
 	gone := min(len(pods), max(0, len(pods)-p.kept())+stopped)
 	return p.State.without(pods[:gone]).Room(p.spec, wanted)
 }
 
-// kept returns how many old pods stay until new ones serve: those in the service's name as long as blue-green adds all
-// new ones beside them.
+// kept returns how many old pods are kept until new ones are available; with blue-green at least those with the
+// service's name.
 func (p *planner) kept() int {
 	total := p.spec.Total()
 	switch {
-	case p.knobs.Kind() == rollout.BlueGreenStrategy && p.svc != nil:
+	case p.knobs.StrategyName() == rollout.BlueGreenStrategy && p.svc != nil:
 		named := 0
 		for i := range p.svc.Controllers {
 			if r := &p.svc.Controllers[i].RC; r.DeletedAt == nil && (r.Service == nil || !r.Service.Standby) {
@@ -136,27 +138,26 @@ func (p *planner) kept() int {
 	}
 }
 
-// end returns how many pods run as the document says when all is done: those that stay, and the others that find a
-// place.
+// end returns how many pods of the document run after the rollout.
 func (p *planner) end(c course, pods []placed) Room {
 	there, gone := p.staying(c, pods)
 	after := p.State.without(gone)
-	stuck := Room{Reasons: scheduler.Reasons{}, holders: map[string][]string{}}
-	if c == inPlace {
+	stuck := newRoom()
+	if c.inPlace() {
 		stuck = p.upgradeAll(after, there)
 	}
 	room := after.place(p.spec, p.missing(p.wanted(), there), there)
 	room.Pods += len(there) - stuck.Pods
-	if p.spec.Mode == rc.EachNode { // a node that has its pod lacks no room
+	if p.spec.Mode == rc.EachNode { // a node that has its pod already needs no capacity
 		delete(room.Reasons, scheduler.MaxPerNode)
 	}
 	room.also(stuck)
 	return room
 }
 
-// staying tells the pods that stay pods of their controller from those that go. In place, and where only counts
-// change, those go that are too many, and those that have to leave their nodes. Where each node has one, the others on
-// that node are too many.
+// staying separates the pods that the controller keeps from those that stop. A new revision keeps none. Otherwise
+// surplus pods stop, and pods that must leave their nodes. With a pod on each node, all pods of a node but one are
+// surplus.
 func (p *planner) staying(c course, pods []placed) (stay, gone []placed) {
 	if c == first || c == recreate {
 		return nil, pods
@@ -187,7 +188,8 @@ func (p *planner) staying(c course, pods []placed) (stay, gone []placed) {
 	return stay, gone
 }
 
-// wanted returns how many pods there are to be at most: as many as nodes take one, where each node has one.
+// wanted returns how many pods there should be at most. In the mode each-node, the number of matching nodes decides,
+// and the document does not bound it. So wanted then returns rc.MaxReplicas.
 func (p *planner) wanted() int {
 	if p.spec.Mode == rc.EachNode {
 		return rc.MaxReplicas
@@ -195,14 +197,13 @@ func (p *planner) wanted() int {
 	return p.spec.Total()
 }
 
-// missing returns how many pods of each group have no place yet when there are to be so many in all, the groups in the
-// order in which they roll.
+// missing returns, by group in rolling order, how many of the pods do not exist yet. there has the existing ones.
 func (p *planner) missing(pods int, there []placed) []rc.ReplicaGroup {
 	if p.spec.Mode == rc.EachNode {
 		left := pods - len(there)
 		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &left}}
 	}
-	groups, err := rollout.FirstOf(pods, p.spec.Groups(), p.spec.Update.GroupOrder)
+	groups, err := rollout.CountsAt(pods, p.spec.Groups(), p.spec.Update.GroupOrder)
 	if err != nil {
 		return nil // such an order is refused
 	}
@@ -216,51 +217,41 @@ func (p *planner) missing(pods int, there []placed) []rc.ReplicaGroup {
 	return groups
 }
 
-// stuck returns how many pods have no room for their new version where they are.
+// stuck returns how many pods have no capacity for their new version on their nodes.
 func (p *planner) stuck(pods []placed) Room {
-	stay, gone := p.staying(inPlace, pods)
+	stay, gone := p.staying(relimit, pods)
 	return p.upgradeAll(p.State.without(gone), stay)
 }
 
-// upgradeAll gives pods what their new version takes. Those that it returns are stuck.
+// upgradeAll reserves the share of each pod's new version on its node, because the next pod there must not get it. It
+// returns the pods that keep their share for lack of capacity: a farm reserves the new version in addition to the old
+// one. Numbers of dynamic ports do not change.
 func (p *planner) upgradeAll(after *State, pods []placed) Room {
-	stuck := Room{Reasons: scheduler.Reasons{}, holders: map[string][]string{}}
+	stuck := newRoom()
 	for _, at := range pods {
-		p.upgrade(after, at, &stuck)
+		v, taken := after.Nodes[at.node], after.Taken[at.node]
+		if v == nil {
+			continue // the pod keeps its share
+		}
+		claim := placement.RuleFor(scheduler.Rule{}, manifestOf(p.spec.Pod, p.spec.ReplicaGroups, at.id.Role)).Ask
+		claim.Pod = at.id
+		both := claim.With(taken.Claims[at.id.String()])
+		if reason := scheduler.Fits(v, taken, at.id, both); reason != "" {
+			stuck.Pods++
+			stuck.Reasons[reason]++
+			after.clash(&stuck, at.node, taken, both)
+			continue
+		}
+		claim.Ports = both.Ports
+		after.Taken[at.node] = taken.Clone()
+		after.Taken[at.node].Claims[at.id.String()] = claim
 	}
 	return stuck
 }
 
-// upgrade gives a pod what its new version takes, so that the next pod on its node finds that taken. Where the node has
-// no room for the new version besides the old one, as a farm reserves it, the pod is counted as stuck and keeps what it
-// has. Numbers of dynamic ports stay.
-func (p *planner) upgrade(after *State, at placed, stuck *Room) {
-	v := after.Nodes[at.node]
-	if v == nil {
-		return // whatever it has
-	}
-	m := p.spec.Pod
-	if g := field.Find(p.spec.ReplicaGroups, func(g *rc.ReplicaGroup) bool { return g.Role == at.id.Role }); g != nil {
-		m = rc.GroupManifest(m, g)
-	}
-	taken := after.Taken[at.node]
-	claim := placement.RuleFor(scheduler.Rule{}, m).Ask
-	claim.Pod = at.id
-	both := claim.With(taken.Claims[at.id.String()])
-	if reason := scheduler.Fits(v, taken, at.id, both); reason != "" {
-		stuck.Pods++
-		stuck.Reasons[reason]++
-		after.clash(stuck, at.node, taken, both)
-		return
-	}
-	claim.Ports = both.Ports
-	after.Taken[at.node] = taken.Clone()
-	after.Taken[at.node].Claims[at.id.String()] = claim
-}
-
-// placed returns the service's pods that have a place in the order in which they go: those of revisions that stand by,
-// then of the newest. Of each revision one role goes after the other, as its controller names them; of each role those
-// on nodes that are not open come first, then those with the highest index.
+// placed returns the service's placed pods in the order in which they stop: revisions that stand by, then the newest
+// revisions; then roles in the order of the controller. Within a role, pods on nodes that take no new pods come first,
+// then the highest index.
 func (p *planner) placed() []placed {
 	if p.svc == nil {
 		return nil
@@ -286,15 +277,16 @@ func (p *planner) placed() []placed {
 			return slices.IndexFunc(groups, func(g rc.ReplicaGroup) bool { return g.Role == at.id.Role })
 		}
 		all = append(all, slices.SortedFunc(slices.Values(pods[id]), func(a, b placed) int {
-			return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(closed(a), closed(b)), cmp.Compare(b.id.Index, a.id.Index),
+			return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(closed(a), closed(b)),
+				cmp.Compare(b.id.Index, a.id.Index),
 				a.id.Compare(b.id), cmp.Compare(a.node, b.node))
 		})...)
 	}
 	return all
 }
 
-// leaving returns the controllers of the service in the order in which they give pods up: first those that stand by,
-// then the newest.
+// leaving returns the controllers in the order in which their pods stop: those that stand by first, and then the
+// newest.
 func (p *planner) leaving() []string {
 	var aside, ids []string
 	for _, c := range slices.Backward(p.svc.Controllers) {

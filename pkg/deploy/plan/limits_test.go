@@ -11,13 +11,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// resources makes those of the sample's one process.
+// resources returns the field with the resources of the sample's only process.
 func resources(is string) string {
 	return `pod.launchables=[{"name": "server", "artifact": {"kind": "tar", "url": "https://files.example/web-1.2.tar.gz",
-		"sha256": "` + strings.Repeat("a", 64) + `"}, "args": ["-v"], "env": {"TOKEN": "abc"}, "resources": ` + is + `}]`
+		"sha256": "` + strings.Repeat("a", 64) + `"}, "args": ["-v"], "env": {"TOKEN": "abc"}, "resources": ` + is +
+		`}]`
 }
 
-// Limits alone need an update: no document says of them that pods are replaced.
+// If only limits change, an update is enough: no pod is replaced.
 func TestOnlyLimitsChange(t *testing.T) {
 	t.Parallel()
 	group := func(is string) string {
@@ -26,19 +27,69 @@ func TestOnlyLimitsChange(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
 		before, after []string
-		want          string // kind, and the fields of which limits are said
+		want          string // kind, and the fields that are shown as limits
 	}{
-		{"CPU", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": "200m"}`)}, "needs-update pod.launchables[server].resources.cpu"},
-		{"memory", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 100, "memory": "1Mi"}`)}, "needs-update pod.launchables[server].resources.memory"},
-		{"none any more", []string{resources(`{"cpu": 100}`)}, nil, "needs-update pod.launchables[server].resources.cpu"},
+		{
+			"CPU",
+			[]string{resources(`{"cpu": 100}`)},
+			[]string{resources(`{"cpu": "200m"}`)},
+			"needs-update pod.launchables[server].resources.cpu",
+		},
+		{
+			"memory",
+			[]string{resources(`{"cpu": 100}`)},
+			[]string{resources(`{"cpu": 100, "memory": "1Mi"}`)},
+			"needs-update pod.launchables[server].resources.memory",
+		},
+		{
+			"none any more",
+			[]string{resources(`{"cpu": 100}`)},
+			nil,
+			"needs-update pod.launchables[server].resources.cpu",
+		},
 		{"the same", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": "100m"}`)}, "up-to-date "},
-		{"PIDs too", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 200, "pids": 7}`)}, "needs-recreate "},
-		{"a label too", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 200}`), newManifest}, "needs-recreate "},
-		{"a count too", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 200}`), `replicas=7`}, "needs-update pod.launchables[server].resources.cpu"},
-		{"a selector too", []string{resources(`{"cpu": 100}`)}, []string{resources(`{"cpu": 200}`), `node_selector="a=b"`}, "needs-recreate pod.launchables[server].resources.cpu"},
-		{"of a group", []string{`replicas=null`, group(`{"cpu": 100}`)}, []string{`replicas=null`, group(`{"cpu": 200}`)}, "needs-update replica_groups[a].resources.cpu"},
-		{"of a group, and PIDs", []string{`replicas=null`, group(`{"cpu": 100}`)}, []string{`replicas=null`, group(`{"cpu": 100, "pids": 3}`)}, "needs-recreate "},
-		{"in place", []string{`update.strategy="in-place"`, resources(`{"cpu": 100}`)}, []string{`update.strategy="in-place"`, resources(`{"cpu": 200}`)}, "needs-update pod.launchables[server].resources.cpu"},
+		{
+			"PIDs too",
+			[]string{resources(`{"cpu": 100}`)},
+			[]string{resources(`{"cpu": 200, "pids": 7}`)},
+			"needs-recreate ",
+		},
+		{
+			"a label too",
+			[]string{resources(`{"cpu": 100}`)},
+			[]string{resources(`{"cpu": 200}`), newManifest},
+			"needs-recreate ",
+		},
+		{
+			"a count too",
+			[]string{resources(`{"cpu": 100}`)},
+			[]string{resources(`{"cpu": 200}`), `replicas=7`},
+			"needs-update pod.launchables[server].resources.cpu",
+		},
+		{
+			"a selector too",
+			[]string{resources(`{"cpu": 100}`)},
+			[]string{resources(`{"cpu": 200}`), `node_selector="a=b"`},
+			"needs-recreate pod.launchables[server].resources.cpu",
+		},
+		{
+			"of a group",
+			[]string{`replicas=null`, group(`{"cpu": 100}`)},
+			[]string{`replicas=null`, group(`{"cpu": 200}`)},
+			"needs-update replica_groups[a].resources.cpu",
+		},
+		{
+			"of a group, and PIDs",
+			[]string{`replicas=null`, group(`{"cpu": 100}`)},
+			[]string{`replicas=null`, group(`{"cpu": 100, "pids": 3}`)},
+			"needs-recreate ",
+		},
+		{
+			"in place",
+			[]string{`update.strategy="in-place"`, resources(`{"cpu": 100}`)},
+			[]string{`update.strategy="in-place"`, resources(`{"cpu": 200}`)},
+			"needs-update pod.launchables[server].resources.cpu",
+		},
 	} {
 		got := plan.EvalSpecChange(sample(t, tt.before...), sample(t, tt.after...))
 		var limits []string
@@ -53,16 +104,19 @@ func TestOnlyLimitsChange(t *testing.T) {
 	}
 }
 
-// Limits alone change in place, whatever the strategy; where that cannot be, the document's strategy replaces the pods.
+// Limits alone change in place with every strategy. If that is impossible, the document's strategy replaces the pods.
 func TestLimitsInPlace(t *testing.T) {
 	t.Parallel()
 	const small, large = `{"cpu": 100, "memory": "64Mi"}`, `{"cpu": 500, "memory": "128Mi"}`
-	live := []string{"~ start rollout in-place", "  ~ change the limits of 3 pods of web-r1 to cpu 500m, memory 128Mi, no restart (forecast: n0, n1, n2)"}
+	live := []string{
+		"~ start rollout in-place",
+		"  ~ change the limits of 3 pods of web-r1 to cpu 500m, memory 128Mi, no restart (forecast: n0, n1, n2)",
+	}
 	anew := func(strategy string) []string { return []string{"~ start rollout " + strategy} }
 	for _, tt := range []struct {
 		name     string
 		was, is  []string
-		strategy func(*plan.RollingStrategy)
+		strategy func(*plan.ServicePlanner)
 		world    func(*cluster)
 		want     []string
 	}{
@@ -70,28 +124,66 @@ func TestLimitsInPlace(t *testing.T) {
 		{name: "blue-green", is: []string{`update.strategy="blue-green"`}, want: live},
 		{name: "a canary", is: []string{`update.canary={"pods": 1}`, `update.auto_promote="1m"`}, want: live},
 		{name: "old ones first", is: []string{`update.order="stop-first"`, `update.max_surge=2`}, want: live},
-		{name: "in place as it is", was: []string{`update.strategy="in-place"`}, is: []string{`update.strategy="in-place"`}, want: live},
+		{
+			name: "in place as it is", was: []string{`update.strategy="in-place"`},
+			is: []string{`update.strategy="in-place"`}, want: live,
+		},
 		{name: "volumes", was: []string{volumes}, is: []string{volumes}, want: live},
-		{name: "asked for", strategy: func(r *plan.RollingStrategy) { r.Override = "in-place" }, want: live},
-		{name: "going back", strategy: func(r *plan.RollingStrategy) { r.Rollback = true }, want: live},
-		{name: "more pods too", is: []string{`replicas=4`}, want: append(slices.Clone(live), "  + run 1 pod of web-r1 (forecast: n3)")},
-		{name: "another strategy asked for", strategy: func(r *plan.RollingStrategy) { r.Override = "availability" }, want: anew("availability")},
-		{name: "a new revision asked for", strategy: func(r *plan.RollingStrategy) { r.ForceRecreate = true }, want: anew("availability")},
+		{name: "asked for", strategy: func(r *plan.ServicePlanner) { r.Override = "in-place" }, want: live},
+		{name: "going back", strategy: func(r *plan.ServicePlanner) { r.Rollback = true }, want: live},
+		{
+			name: "more pods too", is: []string{`replicas=4`},
+			want: append(slices.Clone(live), "  + run 1 pod of web-r1 (forecast: n3)"),
+		},
+		{
+			name: "no pods any more", is: []string{`replicas=0`},
+			want: []string{
+				"~ start rollout in-place", "  - stop 3 pods of web-r1 (forecast: n0, n1, n2)",
+				"  - remove 3 pods of web-r1 (forecast: n0, n1, n2)",
+			},
+		},
+		{
+			name: "another strategy asked for", strategy: func(r *plan.ServicePlanner) { r.Override = "availability" },
+			want: anew("availability"),
+		},
+		{
+			name: "a new revision asked for", strategy: func(r *plan.ServicePlanner) { r.ForceRecreate = true },
+			want: anew("availability"),
+		},
 		{name: "none may be missing", is: []string{`update.max_unavailable=0`}, want: anew("availability")},
 		{name: "all must be available", is: []string{`update.min_available=3`}, want: anew("availability")},
 		{name: "a label too", is: []string{newManifest}, want: anew("availability")},
 		{name: "a selector too", is: []string{`max_per_node=2`}, want: anew("availability")},
-		{name: "somebody changed its manifest", world: func(c *cluster) { c.svc.Controllers[0].RC.ManifestDigest = strings.Repeat("1", 64) }, want: anew("availability")},
+		{
+			name:  "somebody changed its manifest",
+			world: func(c *cluster) { c.svc.Controllers[0].RC.ManifestDigest = strings.Repeat("1", 64) },
+			want:  anew("availability"),
+		},
 		{name: "another revision has pods", world: func(c *cluster) {
 			r := c.svc.Controllers[0].RC
-			r.ID, r.Name, r.Service = rc.RevisionID(c.svc.Deployed.ID, 7), "web-r7", &rc.Service{Name: "web", Revision: 7}
+			r.ID, r.Name = rc.RevisionID(c.svc.Deployed.ID, 7), "web-r7"
+			r.Service = &rc.Service{Name: "web", Revision: 7}
 			c.svc.Controllers = append(c.svc.Controllers, record.Controller{RC: r})
 		}, want: anew("availability")},
-		{name: "a node without cgroups", strategy: func(r *plan.RollingStrategy) { r.State.Nodes["n1"].Isolation = "users,tmp" }, want: anew("availability")},
-		{name: "nobody looked at nodes", strategy: func(r *plan.RollingStrategy) { r.State = nil }, want: []string{
-			"~ start rollout in-place", "  ~ change the limits of 3 pods of web-r1 to cpu 500m, memory 128Mi, no restart",
+		{
+			name:  "its controller is being deleted",
+			world: func(c *cluster) { c.svc.Controllers[0].RC.DeletedAt = &c.svc.Deployed.At },
+			want:  anew("availability"),
+		},
+		{
+			name:     "a node without cgroups",
+			strategy: func(r *plan.ServicePlanner) { r.State.Nodes["n1"].Isolation = "users,tmp" },
+			want:     anew("availability"),
+		},
+		{name: "nobody looked at nodes", strategy: func(r *plan.ServicePlanner) { r.State = nil }, want: []string{
+			"~ start rollout in-place",
+			"  ~ change the limits of 3 pods of web-r1 to cpu 500m, memory 128Mi, no restart",
 		}},
-		{name: "one has no room where it is", strategy: func(r *plan.RollingStrategy) { r.State.Nodes["n2"].Capacity.CPU = 400 }, want: anew("availability")},
+		{
+			name:     "one has no room where it is",
+			strategy: func(r *plan.ServicePlanner) { r.State.Nodes["n2"].Capacity.CPU = 400 },
+			want:     anew("availability"),
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -105,12 +197,13 @@ func TestLimitsInPlace(t *testing.T) {
 				v.Isolation, v.Capacity.CPU = "users,cgroup,tmp", 1000
 			}
 			c.runs(state, "n0", "n1", "n2")
-			p, err := c.planOf(t, sample(t, append([]string{resources(large)}, tt.is...)...), func(r *plan.RollingStrategy) {
-				r.State = state
-				if tt.strategy != nil {
-					tt.strategy(r)
-				}
-			})
+			p, err := c.planOf(t, sample(t, append([]string{resources(large)}, tt.is...)...),
+				func(r *plan.ServicePlanner) {
+					r.State = state
+					if tt.strategy != nil {
+						tt.strategy(r)
+					}
+				})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -135,14 +228,20 @@ func TestLimitsInPlace(t *testing.T) {
 	}
 }
 
-// Limits that change again while they change do so in place, from either.
+// If limits change again during a change of limits, they change in place, from the old and from the new limits.
 func TestLimitsChangeInMidCourse(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, second, third, want string
 	}{
-		{"other limits", resources(`{"cpu": 200}`), resources(`{"cpu": 300}`), "replace the rollout under way by rollout in-place"},
-		{"back", resources(`{"cpu": 200}`), resources(`{"cpu": 100}`), "replace the rollout under way by rollout in-place"},
+		{
+			"other limits", resources(`{"cpu": 200}`), resources(`{"cpu": 300}`),
+			"replace the rollout under way by rollout in-place",
+		},
+		{
+			"back", resources(`{"cpu": 200}`), resources(`{"cpu": 100}`),
+			"replace the rollout under way by rollout in-place",
+		},
 		{"new pods", newManifest, resources(`{"cpu": 300}`), "replace the rollout under way by rollout availability"},
 	} {
 		c := &cluster{}
@@ -159,11 +258,12 @@ func TestLimitsChangeInMidCourse(t *testing.T) {
 	}
 }
 
-// The limits of each group are said that changes.
+// A plan shows the limits of each group that changes.
 func TestLimitsOfGroups(t *testing.T) {
 	t.Parallel()
 	groups := func(a, b string) string {
-		return fmt.Sprintf(`replica_groups=[{"role": "a", "count": 1, "resources": {"cpu": %s}}, {"role": "b", "count": 2, "resources": {"cpu": %s}}]`, a, b)
+		return fmt.Sprintf(`replica_groups=[{"role": "a", "count": 1, "resources": {"cpu": %s}}, `+
+			`{"role": "b", "count": 2, "resources": {"cpu": %s}}]`, a, b)
 	}
 	for _, tt := range []struct{ a, b, want string }{
 		{"200", "100", "change the limits of 1 pod of web-r1 to cpu 200m, no restart"},
@@ -176,13 +276,14 @@ func TestLimitsOfGroups(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(p.Lines(), func(l plan.Line) bool { return l.Text == tt.want && l.Sign == plan.Changed }) {
+		if !slices.ContainsFunc(p.Lines(),
+			func(l plan.Line) bool { return l.Text == tt.want && l.Sign == plan.Changed }) {
 			t.Errorf("%+v, want %q", p.Lines(), tt.want)
 		}
 	}
 }
 
-// Who may have less memory may be started again, and the plan says so.
+// If a process gets less memory, its pod may be restarted. The plan warns of this.
 func TestLessMemoryWarns(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -200,13 +301,14 @@ func TestLessMemoryWarns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if warns := strings.Contains(strings.Join(p.Warnings, "\n"), "is started again"); warns != tt.want {
+		if warns := strings.Contains(strings.Join(p.Warnings, "\n"), "is restarted"); warns != tt.want {
 			t.Errorf("%s to %s: %q", tt.was, tt.is, p.Warnings)
 		}
 	}
 }
 
-// A service with a pod on each node has no groups that its limits could be said of, before or after.
+// A service with a pod on each node has no groups. A plan still shows its limits, also for a change from or to
+// counts.
 func TestLimitsOfAPodOnEachNode(t *testing.T) {
 	t.Parallel()
 	const large, less = `{"cpu": 500, "memory": "64Mi"}`, `{"cpu": 500, "memory": "32Mi"}`
@@ -218,10 +320,23 @@ func TestLimitsOfAPodOnEachNode(t *testing.T) {
 		want    string
 		warns   bool
 	}{
-		{"as it is", eachNode, eachNode, large, "change the limits of 4 pods of web-r1 to cpu 500m, memory 64Mi, no restart", false},
-		{"less memory", eachNode, eachNode, less, "change the limits of 4 pods of web-r1 to cpu 500m, memory 32Mi, no restart", true},
-		{"from counts", nil, eachNode, less, "change the limits of 3 pods of web-r1 to cpu 500m, memory 32Mi, no restart", true},
-		{"to counts", eachNode, nil, less, "change the limits of 3 pods of web-r1 to cpu 500m, memory 32Mi, no restart", true},
+		{
+			"as it is", eachNode, eachNode, large,
+			"change the limits of 4 pods of web-r1 to cpu 500m, memory 64Mi, no restart", false,
+		},
+		{
+			"less memory", eachNode, eachNode, less,
+			"change the limits of 4 pods of web-r1 to cpu 500m, memory 32Mi, no restart", true,
+		},
+		{
+			"from counts", nil, eachNode, less,
+			"change the limits of 3 pods of web-r1 to cpu 500m, memory 32Mi, no restart", true,
+		},
+		{
+			"to counts", eachNode, nil, less,
+			"change the limits of 3 pods of web-r1 to cpu 500m, memory 32Mi, no restart",
+			true,
+		},
 	} {
 		c := &cluster{}
 		c.deployed(t, sample(t, append([]string{resources(`{"cpu": 100, "memory": "64Mi"}`)}, tt.was...)...))
@@ -236,7 +351,10 @@ func TestLimitsOfAPodOnEachNode(t *testing.T) {
 			on = on[:3]
 		}
 		c.runs(state, on...)
-		p, err := c.planOf(t, sample(t, append([]string{resources(tt.limits)}, tt.is...)...), func(r *plan.RollingStrategy) { r.State = state })
+		p, err := c.planOf(t, sample(t, append([]string{resources(tt.limits)}, tt.is...)...),
+			func(r *plan.ServicePlanner) {
+				r.State = state
+			})
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -244,7 +362,7 @@ func TestLimitsOfAPodOnEachNode(t *testing.T) {
 		if !slices.ContainsFunc(p.Lines(), func(l plan.Line) bool { return l.Text == tt.want }) {
 			t.Errorf("%s: %+v, want %q", tt.name, p.Lines(), tt.want)
 		}
-		if warns := strings.Contains(strings.Join(p.Warnings, "\n"), "is started again"); warns != tt.warns {
+		if warns := strings.Contains(strings.Join(p.Warnings, "\n"), "is restarted"); warns != tt.warns {
 			t.Errorf("%s: %q", tt.name, p.Warnings)
 		}
 	}

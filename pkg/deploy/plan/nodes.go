@@ -10,21 +10,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Where is a forecast of the nodes of an operation's pods, by the rule that farms place pods by. The cluster may change
-// before farms act.
+// Where is a forecast of the nodes of an operation's pods, by the rules of farms. The cluster may change before farms
+// act.
 type Where struct {
 	Nodes   []OnNode `json:"nodes"`             // by name
 	Lacking int      `json:"lacking,omitempty"` // pods that find no node
-	Unknown string   `json:"unknown,omitempty"` // why no node can be named; then there is nothing else
+	Unknown string   `json:"unknown,omitempty"` // why no node can be named; the other fields are empty then
 }
 
-// OnNode is how many of the pods are on one node.
+// OnNode is a node and how many of the pods are on it.
 type OnNode struct {
 	Node string `json:"node"`
 	Pods int    `json:"pods"`
 }
 
-// check records what cannot be a forecast.
 func (w *Where) check(errs *field.Errors, path string) {
 	for _, at := range w.Nodes {
 		errs.CheckName(path+"nodes.node", at.Node)
@@ -34,10 +33,10 @@ func (w *Where) check(errs *field.Errors, path string) {
 	errs.CheckBytes(path+"unknown", w.Unknown, maxText)
 }
 
-// whereLimit is up to how many pods the nodes are named on a screen.
+// whereLimit is the number of pods up to which a screen names the nodes.
 const whereLimit = 20
 
-// String names the nodes: n1, n2 (2 pods). Above 20 pods it counts them: 35 nodes, 1 to 2 pods each.
+// String names the nodes: n1, n2 (2 pods). Beyond whereLimit pods it counts them: 35 nodes, 1 to 2 pods each.
 func (w *Where) String() string {
 	if w.Unknown != "" {
 		return "nodes unknown: " + w.Unknown
@@ -76,7 +75,6 @@ func (w *Where) String() string {
 	return text
 }
 
-// whereOf sums up at most n pods.
 func whereOf(pods []placed, n int) *Where {
 	on := map[string]int{}
 	for _, at := range pods[:min(n, len(pods))] {
@@ -89,7 +87,7 @@ func whereOf(pods []placed, n int) *Where {
 	return w
 }
 
-// surplus says where n pods of a controller are that go first.
+// surplus returns the nodes of the n pods of a controller that stop first.
 func (p *planner) surplus(id string, n int) *Where {
 	if p.State == nil {
 		return nil
@@ -103,7 +101,7 @@ func (p *planner) surplus(id string, n int) *Where {
 	return whereOf(own, min(n, len(own)))
 }
 
-// departures says where n pods of the controller that stays are that stop, because its roles have fewer.
+// departures returns the nodes of n pods of a kept controller that stop because of lower counts.
 func (p *planner) departures(c course, id string, n int) *Where {
 	if p.State == nil || p.base.Spec.Mode == rc.EachNode && p.spec.Mode != rc.EachNode {
 		return p.surplus(id, n)
@@ -115,7 +113,8 @@ func (p *planner) departures(c course, id string, n int) *Where {
 		for role := range rolesOf(before, after) {
 			left[role] = max(0, countOf(before, role)-countOf(after, role))
 		}
-		gone = slices.DeleteFunc(gone, func(at placed) bool { // others have to leave their nodes, and are placed again
+		// The others of gone must leave their nodes, and are placed again
+		gone = slices.DeleteFunc(gone, func(at placed) bool {
 			if at.id.RCID != id {
 				return true
 			}
@@ -126,7 +125,7 @@ func (p *planner) departures(c course, id string, n int) *Where {
 	return whereOf(gone, min(n, len(gone)))
 }
 
-// upgraded says where n pods are that get another manifest where they are.
+// upgraded returns the nodes of n pods that get another manifest in place.
 func (p *planner) upgraded(c course, limits *rc.InPlace, n int) *Where {
 	if p.State == nil {
 		return nil
@@ -138,7 +137,6 @@ func (p *planner) upgraded(c course, limits *rc.InPlace, n int) *Where {
 	return whereOf(stay, min(n, len(stay)))
 }
 
-// destinations says where n pods come to that are to run besides those that stay.
 func (p *planner) destinations(c course, n int) *Where {
 	switch {
 	case p.State == nil:
@@ -148,28 +146,26 @@ func (p *planner) destinations(c course, n int) *Where {
 	case c == first || c == recreate:
 		return whereOf(p.succession(p.placed()).found, n)
 	}
-	stay, gone := p.staying(c, p.placed())
-	return whereOf(p.State.without(gone).place(p.spec, p.missing(p.wanted(), stay), stay).found, n)
+	_, _, more := p.reshaped(c)
+	return whereOf(more.found, n)
 }
 
-// forecastStages bounds how many stages of a rollout a forecast goes through: it takes larger ones where there are
-// more.
+// forecastStages is about the most stages that a forecast simulates. A longer rollout is simulated in larger stages.
 const forecastStages = 50
 
-// succession is where the pods of a new revision come to.
 type succession struct {
 	found []placed
-	stall *stall // the first stage that lacks room, nil for none
+	stall *stall // the first stage that lacks capacity, or nil
 }
 
-// stall is a stage that lacks room: so many pods of the new revision and of others there are then, and it starts more.
+// stall is a stage that lacks capacity. At its start, there are has pods of the new revision, and old pods of others.
+// wants is how many pods it starts.
 type stall struct {
 	has, old, wants int
 	room            Room
 }
 
-// succession goes through a rollout to a new revision stage by stage: each stage finds the pods of the stages before
-// it, and the old pods that have not gone yet.
+// succession simulates a rollout to a new revision stage by stage, with the old pods that have not stopped yet.
 func (p *planner) succession(old []placed) *succession {
 	if p.arrivals == nil {
 		p.arrivals = p.succeed(old)
@@ -181,11 +177,11 @@ func (p *planner) succeed(old []placed) *succession {
 	total, u := p.wanted(), p.numbers()
 	beside, stops := min(u.Surge, u.Step), min(p.stops(), u.Step) // of a stage
 	if stops > 0 {
-		beside = 0 // what stops makes its room
+		beside = 0 // stopped pods free the capacity
 	}
 	least := max(1, max(total, len(old))/forecastStages) // pods of a stage
 	batch := max(beside, stops, least)
-	if len(old) == 0 || p.knobs.Kind() == rollout.BlueGreenStrategy {
+	if len(old) == 0 || p.knobs.StrategyName() == rollout.BlueGreenStrategy {
 		beside, batch = total, total
 	}
 	state := *p.State

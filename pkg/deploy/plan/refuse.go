@@ -12,41 +12,45 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// refused makes a *RefusedError.
 func (p *planner) refused(do, format string, args ...any) error {
 	return &RefusedError{Service: p.spec.Name, Reason: fmt.Sprintf(format, args...), Do: do}
 }
 
-// refusedBut is refused where other ways may help.
 func (p *planner) refusedBut(ways []way, format string, args ...any) error {
 	return &RefusedError{Service: p.spec.Name, Reason: fmt.Sprintf(format, args...), ways: ways}
 }
 
-// inPlaceOnly is the way of pods that are never replaced by others.
 var inPlaceOnly = []way{by(rollout.InPlaceStrategy, "leave the strategy out, or use in-place")}
 
-// refuse returns a *RefusedError where the present state forbids the change, or where pods must stay where they are.
+// refuse returns a *RefusedError if the present state forbids the change, or if pods must stay on their nodes.
 func (p *planner) refuse(c course) error {
-	replaces := c == first || c == recreate || p.Override != "" // an older document may be scaled, whatever it names
-	if a, kind := p.spec.Anchored(), p.knobs.Kind(); a != nil && replaces && kind != rollout.InPlaceStrategy {
-		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others, and %s: %s", kind, a.What, a.Why)
+	// A change of counts alone is allowed with any strategy, because the document may be older than this rule
+	replaces := c == first || c == recreate || p.Override != ""
+	strategy := p.knobs.StrategyName()
+	if a := p.spec.Anchored(); a != nil && replaces && strategy != rollout.InPlaceStrategy {
+		return p.refusedBut(inPlaceOnly, "the strategy %s replaces pods by others, and %s: %s", strategy, a.What, a.Why)
 	}
 	if c == first {
 		return nil
 	}
 	for i := range p.svc.Controllers {
 		if r := &p.svc.Controllers[i].RC; r.Disabled && r.DeletedAt == nil {
-			return p.refused("enable it first: rcctl rc enable "+r.Name, "its controller %s is disabled, so that no farm would act on it", r.Name)
+			return p.refused("enable it first: rcctl rc enable "+r.Name,
+				"its controller %s is disabled, so no farm would act on it", r.Name)
 		}
 	}
 	if err := p.refuseMidCourse(c); err != nil {
 		return err
 	}
-	if takes := record.StageTakes(p.knobs.Kind(), p.base.Spec.Pod, p.spec.Pod); (c == recreate || c == inPlace) && !takes.Within(&p.knobs) {
-		longer := way{"set update.stage_timeout to " + takes.Allowed(), func(_ *RollingStrategy, s *record.ServiceSpec) {
-			limit := field.Duration(takes.Duration + rollout.DefaultStageTimeout)
-			s.Update.StageTimeout = &limit
-		}}
+	if takes := record.StageTakes(strategy, p.base.Spec.Pod, p.spec.Pod); (c == recreate || c.inPlace()) &&
+		!takes.Within(&p.knobs) {
+		longer := way{
+			"set update.stage_timeout to " + takes.Allowed(),
+			func(_ *ServicePlanner, s *record.ServiceSpec) {
+				limit := field.Duration(takes.Duration + rollout.DefaultStageTimeout)
+				s.Update.StageTimeout = &limit
+			},
+		}
 		return p.refusedBut([]way{longer},
 			"update.stage_timeout is %s, within which no pod of the revision in effect could be replaced",
 			p.knobs.StageTimeout.Or(rollout.DefaultStageTimeout))
@@ -54,28 +58,28 @@ func (p *planner) refuse(c course) error {
 	if c != recreate || p.current == nil || p.unattached() {
 		return nil
 	}
-	if p.knobs.Kind() == rollout.InPlaceStrategy {
+	if strategy == rollout.InPlaceStrategy {
 		return p.refusedBut([]way{
-			{"leave --recreate out", func(r *RollingStrategy, _ *record.ServiceSpec) { r.ForceRecreate = false }},
+			{"leave --recreate out", func(r *ServicePlanner, _ *record.ServiceSpec) { r.ForceRecreate = false }},
 			by(rollout.AvailabilityStrategy, "use --strategy availability"),
 			by(rollout.ResourceUtilStrategy, "use --strategy resourceutil"),
 		}, "the strategy in-place makes no new revision of pods that are as they should be")
 	}
 	if a := p.base.Spec.Anchored(); a != nil {
 		return p.refusedBut([]way{by(rollout.InPlaceStrategy, "use update.strategy: in-place")},
-			"now %s, and %s, so that no pod of a new revision could take its place", a.What, a.Why)
+			"now %s, and %s, so no pod of a new revision could take its place", a.What, a.Why)
 	}
 	return nil
 }
 
-// refuseMidCourse returns a *RefusedError where a change has to wait for the rollout under way.
+// refuseMidCourse returns a *RefusedError if a change must wait for the rollout under way.
 func (p *planner) refuseMidCourse(c course) error {
 	r := p.svc.Rollout
 	if r == nil || c != rescale && c != note {
 		return nil
 	}
 	wait := "wait until that has ended: rcctl rollout status " + p.spec.Name + " -w"
-	if c == note && r.GoesBack() {
+	if c == note && r.RollsBack() {
 		return p.refused(wait, "its rollout is rolling back")
 	}
 	for _, f := range p.change.Fields {
@@ -86,46 +90,49 @@ func (p *planner) refuseMidCourse(c course) error {
 	return nil
 }
 
-// leftBehind warns of volumes whose data a pod does not take along.
+// leftBehind warns about volumes whose data does not move with a pod.
 func (p *planner) leftBehind(c course) []string {
 	names := strings.Join(p.spec.Pod.VolumeNames(), ", ")
 	if names == "" || p.spec.Mode == rc.EachNode || p.spec.Allocation() == rc.Static {
 		return nil
 	}
-	warnings := []string{"strategy is dynamic: a drain, or the loss of a node, moves pods and leaves the data of their volumes behind: " + names}
+	warnings := []string{"strategy is dynamic: a drain, or the loss of a node, moves pods and leaves the data of " +
+		"their volumes behind: " + names}
 	if c == recreate && p.current != nil && p.current.HasPods() && len(p.base.Spec.Pod.VolumeNames()) > 0 {
-		warnings = append(warnings, "pods of a new revision begin with empty volumes: "+names+"; update.strategy: in-place keeps their data")
+		warnings = append(warnings,
+			"pods of a new revision begin with empty volumes: "+names+"; update.strategy: in-place keeps their data")
 	}
 	return warnings
 }
 
-// chooseOrder chooses what the document leaves open: stop-first where old and new pods want the same static port, and too few nodes have it
-// free for the surge.
+// chooseOrder chooses stop-first if the document names no order, old and new pods need the same static port, and too
+// few nodes have it free for the surge.
 func (p *planner) chooseOrder(c course) {
-	if c != recreate || p.knobs.Strategy != "" || p.knobs.Order != "" || p.knobs.Canary != nil || p.base.Spec.Pod == nil {
+	if c != recreate || p.knobs.Strategy != "" || p.knobs.Order != "" || p.knobs.Canary != nil ||
+		p.base.Spec.Pod == nil {
 		return
 	}
 	inTheWay := slices.ContainsFunc(p.spec.Pod.Ports, func(next manifest.Port) bool {
-		return next.Port != 0 && slices.ContainsFunc(p.base.Spec.Pod.Ports, func(old manifest.Port) bool { return old.Port == next.Port })
+		return next.Port != 0 &&
+			slices.ContainsFunc(p.base.Spec.Pod.Ports, func(old manifest.Port) bool { return old.Port == next.Port })
 	})
 	if inTheWay && (p.State == nil || p.roomAfter(p.placed(), 0, p.surge()).Pods < p.surge()) {
 		p.knobs.Order = rollout.StopFirst
 	}
 }
 
-// numbers are the knobs in pods, as the rollout will have them.
 func (p *planner) numbers() rollout.Update {
 	had := 0
 	if p.current != nil {
 		had = p.current.RC.Desired()
 	}
-	return p.knobs.Numbers(p.knobs.Kind(), p.spec.Total(), had)
+	return p.knobs.Numbers(p.knobs.StrategyName(), p.spec.Total(), had)
 }
 
-// surge is how many pods of the new revision a stage starts before it stops others.
+// surge returns how many new pods a stage starts before it stops others.
 func (p *planner) surge() int { return min(p.numbers().Surge, p.spec.Total()) }
 
-// stops is how many pods a stage stops before it starts others.
+// stops returns how many pods a stage stops before it starts others.
 func (p *planner) stops() int {
 	if u := p.numbers(); p.knobs.StopsFirst() || u.Surge == 0 {
 		return u.Unavailable

@@ -16,48 +16,48 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// DigestSource finds out what an artifact is now.
+// DigestSource computes the present digest of an artifact.
 type DigestSource interface {
-	// Digest returns the SHA-256 of the artifact, 64 lower-case hex digits.
+	// Digest returns the SHA-256, 64 lower-case hex digits.
 	Digest(ctx context.Context, artifact string) (string, error)
 }
 
 // DigestResolver finds the digest of an artifact that a document does not pin.
 type DigestResolver struct {
 	Source DigestSource
-	// Known returns the digests that the history of any service has, the newest of each artifact by its URL. It is not
-	// called where nothing is looked up. Nil: nothing is known.
+	// Known returns the newest digest of each artifact in the history of all services, by URL; nil: none is known.
 	Known func(context.Context) (map[string]string, error)
 }
 
-// UnknownDigestError is an artifact that the history of no service knows, under a policy that asks nobody else.
+// UnknownDigestError means that no history has the artifact's digest, and that the policy Never forbids to read it.
 // Nothing was written.
 type UnknownDigestError struct{ Artifact string }
 
-// Error says what to do, too.
-func (e *UnknownDigestError) Error() string {
-	return fmt.Sprintf("artifact %s: the history of no service has its digest, and digests: never asks no source; pin its sha256, or use digests: missing", e.Artifact)
+// Error names the artifact, and what to do.
+func (u *UnknownDigestError) Error() string {
+	return fmt.Sprintf("artifact %s: no service has its digest in its history, and with digests: never it is not "+
+		"computed; pin its sha256, or use digests: missing", u.Artifact)
 }
 
-// SourceError is an artifact whose source does not say what its digest is. Nothing was written.
+// SourceError means that the source could not compute the digest. Nothing was written.
 type SourceError struct {
 	Artifact string
 	Err      error // of the source
 }
 
 // Error implements error.
-func (e *SourceError) Error() string {
-	return fmt.Sprintf("digest of artifact %s: %v", e.Artifact, e.Err)
+func (s *SourceError) Error() string {
+	return fmt.Sprintf("digest of artifact %s: %v", s.Artifact, s.Err)
 }
 
 // Unwrap returns the error of the source.
-func (e *SourceError) Unwrap() error { return e.Err }
+func (s *SourceError) Unwrap() error { return s.Err }
 
-// Resolve returns the digest of an artifact under a policy; empty means Missing. Under Never the error is an
-// *UnknownDigestError, and else that of the source is in a *SourceError. That of Known is returned as it is.
-func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy record.Policy) (string, error) {
-	if r.Known != nil && policy != record.Always {
-		known, err := r.Known(ctx)
+// Resolve returns the digest of an artifact; an empty policy means Missing. The error is an *UnknownDigestError, a
+// *SourceError, or the error of Known.
+func (d *DigestResolver) Resolve(ctx context.Context, artifact string, policy record.Policy) (string, error) {
+	if d.Known != nil && policy != record.Always {
+		known, err := d.Known(ctx)
 		if digest := known[artifact]; err != nil || digest != "" {
 			return digest, err
 		}
@@ -65,27 +65,27 @@ func (r *DigestResolver) Resolve(ctx context.Context, artifact string, policy re
 	switch {
 	case policy == record.Never:
 		return "", &UnknownDigestError{Artifact: artifact}
-	case r.Source == nil:
+	case d.Source == nil:
 		return "", fmt.Errorf("artifact %s: there is no source to ask for its digest; pin its sha256", artifact)
 	}
-	digest, err := r.Source.Digest(ctx, artifact)
+	digest, err := d.Source.Digest(ctx, artifact)
 	if err != nil {
 		return "", &SourceError{Artifact: artifact, Err: err}
 	}
 	return digest, nil
 }
 
-// ServiceSpecResolver fills in what a document leaves out.
+// ServiceSpecResolver fills in the fields that a document leaves out.
 type ServiceSpecResolver struct {
-	// Domain, if any, is that of the cluster: the pod's service gets the meta record.HostMeta, <service>.<domain>,
-	// unless the document has it.
+	// Domain is the cluster's domain, if there is one. A document without a host name gets <service>.<domain> in the
+	// meta record.HostMeta of the pod's service.
 	Domain  string
 	Digests *DigestResolver // nil: every digest must be pinned
 }
 
-// Resolve returns the document with its defaults, its name and its digests. The original stays as it is. Errors are those of
+// Resolve returns a copy of the document with its defaults, name and digests. It returns the errors of
 // DigestResolver.Resolve.
-func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceSpec) (*record.ServiceSpec, error) {
+func (s *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceSpec) (*record.ServiceSpec, error) {
 	out := *spec
 	pod := *spec.Pod
 	out.Pod = &pod
@@ -95,20 +95,21 @@ func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 		first := pod.Launchables[0].Artifact
 		out.Name = GenerateServiceName(first.URL + first.Path)
 	}
-	if r.Domain != "" {
+	if s.Domain != "" {
 		service := manifest.Service{}
 		if pod.Service != nil {
 			service = *pod.Service
 		}
 		if service.Meta[record.HostMeta] == "" {
-			service.Meta = field.Merge(service.Meta, map[string]string{record.HostMeta: record.HostOf(out.Name, r.Domain)})
+			service.Meta = field.Merge(service.Meta,
+				map[string]string{record.HostMeta: record.HostOf(out.Name, s.Domain)})
 		}
 		pod.Service = &service
 	}
-	digests := cmp.Or(r.Digests, &DigestResolver{})
+	digests := cmp.Or(s.Digests, &DigestResolver{})
 	for i := range pod.Launchables {
 		a := &pod.Launchables[i].Artifact
-		if a.Kind != manifest.ArtifactTar || a.SHA256 != "" {
+		if !a.IsFetched() || a.SHA256 != "" {
 			continue
 		}
 		digest, err := digests.Resolve(ctx, a.URL, out.Digests)
@@ -120,10 +121,9 @@ func (r *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 	return &out, nil
 }
 
-// nameLetters are those of the random end of a name: none of them is taken for another.
+// nameLetters are characters that people can distinguish easily.
 const nameLetters = "abcdefghjkmnpqrstuvwxyz23456789"
 
-// randomLetters is how many there are.
 const randomLetters = 4
 
 var (
@@ -132,8 +132,8 @@ var (
 	unnamable = regexp.MustCompile(`[^a-z0-9]+`)
 )
 
-// GenerateServiceName makes a name for a service of the URL or path of its artifact: its last element without version and extension, and
-// four random characters. What cannot be in a name becomes a dash.
+// GenerateServiceName makes a service's name from the last element of its artifact's URL or path, without version and
+// extension, and four random characters. Dashes replace characters that a name cannot have.
 func GenerateServiceName(artifact string) string {
 	if u, err := url.Parse(artifact); err == nil && u.Path != "" {
 		artifact = u.Path

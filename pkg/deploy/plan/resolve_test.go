@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// source has digests by artifact and counts who asks.
+// source has digests by artifact, and counts the calls.
 type source struct {
 	digests map[string]string
 	asked   int
@@ -40,7 +40,11 @@ func TestDigestResolver(t *testing.T) {
 		{"both", record.Never, "before", 0, ""},
 		{"fresh", record.Always, "now", 1, ""},
 		{"fresh", record.Missing, "now", 1, ""},
-		{"fresh", record.Never, "", 0, "artifact fresh: the history of no service has its digest, and digests: never asks no source; pin its sha256, or use digests: missing"},
+		{
+			"fresh", record.Never, "", 0,
+			"artifact fresh: no service has its digest in its history, and with digests: never it is not computed; " +
+				"pin its sha256, or use digests: missing",
+		},
 		{"gone", record.Missing, "", 1, "digest of artifact gone: 404"},
 	} {
 		s := &source{digests: map[string]string{"both": "now", "fresh": "now"}}
@@ -50,7 +54,8 @@ func TestDigestResolver(t *testing.T) {
 			return map[string]string{"both": "before"}, nil
 		}}
 		got, err := r.Resolve(t.Context(), tt.artifact, tt.policy)
-		if got != tt.want || s.asked != tt.asked || (err == nil) != (tt.err == "") || err != nil && err.Error() != tt.err {
+		if got != tt.want || s.asked != tt.asked || (err == nil) != (tt.err == "") ||
+			err != nil && err.Error() != tt.err {
 			t.Errorf("%s %s: %q, asked %d times, %v", tt.artifact, tt.policy, got, s.asked, err)
 		}
 		if looked := looks > 0; looked == (tt.policy == record.Always) {
@@ -58,7 +63,9 @@ func TestDigestResolver(t *testing.T) {
 		}
 	}
 	unread := errors.New("no answer")
-	r := plan.DigestResolver{Source: &source{}, Known: func(context.Context) (map[string]string, error) { return nil, unread }}
+	r := plan.DigestResolver{
+		Source: &source{}, Known: func(context.Context) (map[string]string, error) { return nil, unread },
+	}
 	if _, err := r.Resolve(t.Context(), "a", record.Missing); !errors.Is(err, unread) {
 		t.Error(err)
 	}
@@ -77,7 +84,9 @@ const unpinned = `pod.launchables=[{"name": "a", "artifact": {"kind": "tar", "ur
 	{"name": "c", "artifact": {"kind": "tar", "url": "https://f.example/c", "sha256": "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"}}]`
 
 func TestResolve(t *testing.T) {
-	s := &source{digests: map[string]string{"https://f.example/a-2.tar.gz": strings.Repeat("d", 64), "https://f.example/c": "x"}}
+	s := &source{
+		digests: map[string]string{"https://f.example/a-2.tar.gz": strings.Repeat("d", 64), "https://f.example/c": "x"},
+	}
 	spec := sample(t, unpinned, `name=""`)
 	r := plan.ServiceSpecResolver{Domain: "example.org", Digests: &plan.DigestResolver{Source: s}}
 	got, err := r.Resolve(t.Context(), spec)
@@ -85,7 +94,8 @@ func TestResolve(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := got.Pod.Launchables
-	if l[0].Artifact.SHA256 != strings.Repeat("d", 64) || l[1].Artifact.SHA256 != "" || l[2].Artifact.SHA256 != strings.Repeat("c", 64) || s.asked != 1 {
+	if l[0].Artifact.SHA256 != strings.Repeat("d", 64) || l[1].Artifact.SHA256 != "" ||
+		l[2].Artifact.SHA256 != strings.Repeat("c", 64) || s.asked != 1 {
 		t.Errorf("%+v, asked %d times", l, s.asked)
 	}
 	if !regexp.MustCompile(`^a-[a-z0-9]{4}$`).MatchString(got.Name) {
@@ -97,7 +107,8 @@ func TestResolve(t *testing.T) {
 	if got.Replicas != nil || len(got.ReplicaGroups) != 1 || got.Digests != record.Missing {
 		t.Errorf("%+v", got)
 	}
-	if spec.Pod.Launchables[0].Artifact.SHA256 != "" || spec.Name != "" || spec.Pod.Service != nil || spec.Replicas == nil {
+	if spec.Pod.Launchables[0].Artifact.SHA256 != "" || spec.Name != "" || spec.Pod.Service != nil ||
+		spec.Replicas == nil {
 		t.Errorf("the original changed: %+v", spec)
 	}
 	if errs := got.Pod.Validate(); errs != nil {
@@ -109,13 +120,14 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-func TestResolveKeepsWhatIsSaid(t *testing.T) {
+func TestResolveKeepsFieldsOfTheDocument(t *testing.T) {
 	spec := sample(t, `digests="always"`, `pod.service={"name": "w", "meta": {"host": "own", "x": "y"}}`)
 	got, err := (&plan.ServiceSpecResolver{Domain: "example.org"}).Resolve(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Name != "web" || got.Digests != record.Always || got.Pod.Service.Meta["host"] != "own" || got.Pod.Service.Name != "w" || len(got.Pod.Service.Meta) != 2 {
+	if got.Name != "web" || got.Digests != record.Always || got.Pod.Service.Meta["host"] != "own" ||
+		got.Pod.Service.Name != "w" || len(got.Pod.Service.Meta) != 2 {
 		t.Errorf("%+v %+v", got, got.Pod.Service)
 	}
 	spec = sample(t, `pod.service={"meta": {"x": "y"}}`)
@@ -136,22 +148,28 @@ func TestResolveErrors(t *testing.T) {
 }
 
 func TestNameOfAProgramOfTheNode(t *testing.T) {
-	spec := sample(t, `name=""`, `pod.launchables=[{"name": "b", "artifact": {"kind": "exec", "path": "/usr/bin/nginx"}}]`)
+	spec := sample(t, `name=""`,
+		`pod.launchables=[{"name": "b", "artifact": {"kind": "exec", "path": "/usr/bin/nginx"}}]`)
 	got, err := (&plan.ServiceSpecResolver{}).Resolve(t.Context(), spec)
-	if err != nil || !strings.HasPrefix(got.Name, "nginx-") || got.Pod.Launchables[0].Artifact.Kind != manifest.ArtifactExec {
+	if err != nil || !strings.HasPrefix(got.Name, "nginx-") ||
+		got.Pod.Launchables[0].Artifact.Kind != manifest.ArtifactExec {
 		t.Error(got, err)
 	}
 }
 
 func TestGenerateServiceName(t *testing.T) {
 	for artifact, want := range map[string]string{
-		"https://files.example/a/web-1.2.3.tar.gz": "web", "https://files.example/web.tgz?x=/y.tar": "web", "file:///srv/web_v2.tar": "web",
-		"https://f.example/web-server": "web-server", "https://f.example/My App.tar": "my-app", "/usr/bin/nginx": "nginx", "web-1.2.3-rc.1+b.TAR.GZ": "web",
-		"": "service", "https://f.example/": "service", "https://f.example/12.tar": "12", "???": "service", "web@2.1": "web", "a--b-.zip": "a-b",
+		"https://files.example/a/web-1.2.3.tar.gz": "web", "https://files.example/web.tgz?x=/y.tar": "web",
+		"file:///srv/web_v2.tar":       "web",
+		"https://f.example/web-server": "web-server", "https://f.example/My App.tar": "my-app",
+		"/usr/bin/nginx": "nginx", "web-1.2.3-rc.1+b.TAR.GZ": "web",
+		"": "service", "https://f.example/": "service", "https://f.example/12.tar": "12", "???": "service",
+		"web@2.1": "web", "a--b-.zip": "a-b",
 		strings.Repeat("x", 60): strings.Repeat("x", 45), strings.Repeat("x", 44) + "-yyyy": strings.Repeat("x", 44),
 	} {
 		got := plan.GenerateServiceName(artifact)
-		if name, random := got[:max(0, len(got)-5)], got[max(0, len(got)-5):]; name != want || !regexp.MustCompile(`^-[a-hj-km-np-z2-9]{4}$`).MatchString(random) {
+		if name, random := got[:max(0, len(got)-5)], got[max(0, len(got)-5):]; name != want ||
+			!regexp.MustCompile(`^-[a-hj-km-np-z2-9]{4}$`).MatchString(random) {
 			t.Errorf("%s: got %s, want %s-xxxx", artifact, got, want)
 		}
 	}

@@ -16,55 +16,55 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// State is the cluster as it is when a plan is made.
+// State is the cluster when a plan is made.
 type State struct {
 	Epoch string
 	Nodes map[string]*node.View
 	Taken map[string]node.Reservation
 	Names map[string]string // of controllers, by their ids
-	// Elsewhere says that farms ask an outside scheduler for nodes: what the plan says of nodes that pods come to would
-	// be a guess.
+	// Elsewhere: farms ask an outside scheduler for nodes, so the plan cannot forecast them.
 	Elsewhere bool
 }
 
-// Room is how many pods there is room for, and why nodes take no more.
+// Room is the number of pods for which nodes have capacity, and why they take no more.
 type Room struct {
 	Pods    int
 	Reasons scheduler.Reasons
 	found   []placed                    // the pods, on the nodes that they find
-	taken   map[string]node.Reservation // with what they take
-	holders map[string][]string         // of static ports: the nodes where each has one
+	taken   map[string]node.Reservation // the reservations with the shares of these pods
+	holders map[string][]string         // texts about who holds a static port, each with the names of the nodes
 }
 
-// placed is a pod that has its claim on a node.
+func newRoom() Room { return Room{Reasons: scheduler.Reasons{}, holders: map[string][]string{}} }
+
 type placed struct {
 	node string
 	id   pod.Identity
 }
 
-// Room returns how many pods of a new revision of a service find a place now, at most as many as wanted and as its groups have, as farms place them:
-// one group after the other, in the order in which they roll.
+// Room returns how many pods of a new revision find a node now, at most wanted. Like farms, it places one group after
+// the other.
 func (s *State) Room(spec *record.ServiceSpec, wanted int) Room {
 	groups := []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &wanted}}
 	if apart := placement.Apart(spec.ReplicaGroups); apart != nil {
-		first, err := rollout.FirstOf(wanted, apart, spec.Update.GroupOrder)
+		first, err := rollout.CountsAt(wanted, apart, spec.Update.GroupOrder)
 		if err != nil {
-			return Room{Reasons: scheduler.Reasons{}}
+			return newRoom()
 		}
 		groups = first
 	}
 	return s.place(spec, groups, nil)
 }
 
-// place returns how many pods of groups find a place besides those of the same controller that are there already.
+// place returns how many of the wanted pods find a node beside the controller's present ones (there).
 func (s *State) place(spec *record.ServiceSpec, wanted []rc.ReplicaGroup, there []placed) Room {
-	out := Room{Reasons: scheduler.Reasons{}, holders: map[string][]string{}}
+	out := newRoom()
 	groups, err := placement.NewGroups(spec.RCSpec(spec.Name), s.Epoch, s.Nodes, s.Taken)
 	if err != nil {
 		return out
 	}
 	for _, at := range there {
-		groups.Has(at.id.Role, at.node, true)
+		groups.AddPod(at.id.Role, at.node, true)
 	}
 	apart := placement.Apart(spec.ReplicaGroups)
 	for _, w := range wanted {
@@ -74,8 +74,7 @@ func (s *State) place(spec *record.ServiceSpec, wanted []rc.ReplicaGroup, there 
 	return out
 }
 
-// add places pods of a group, nil where all want the same, and counts those that find a place. Their indices begin with
-// first.
+// add places pods of a group, nil if all need the same. Their indices begin with first.
 func (s *State) add(out *Room, groups *placement.Groups, g *rc.ReplicaGroup, wanted rc.ReplicaGroup, first int) {
 	lot, err := groups.Lot(g)
 	if err != nil || *wanted.Count == 0 {
@@ -85,7 +84,7 @@ func (s *State) add(out *Room, groups *placement.Groups, g *rc.ReplicaGroup, wan
 		lot.Pods = append(lot.Pods, pod.Identity{RCID: planned, Role: wanted.Role, Index: first + i})
 	}
 	assigned, refused := placement.Assign(lot.Request)
-	groups.Took(&lot, assigned)
+	groups.AddAssigned(&lot, assigned)
 	for _, a := range assigned {
 		out.found = append(out.found, placed{a.Node, a.Pod})
 	}
@@ -99,10 +98,9 @@ func (s *State) add(out *Room, groups *placement.Groups, g *rc.ReplicaGroup, wan
 	}
 }
 
-// planned stands for the controller of pods that have no place yet.
 const planned = "planned"
 
-// clash notes who has a static port of a claim on a node. Those of the new pods themselves are no lack of a free port.
+// clash records who holds a static port that the share needs on a node, except the new pods themselves.
 func (s *State) clash(out *Room, name string, taken node.Reservation, want node.Claim) {
 	clash := scheduler.ClashOf(s.Nodes[name], taken, want)
 	if clash.Port == 0 || clash.Pod.RCID == planned {
@@ -116,7 +114,7 @@ func (s *State) clash(out *Room, name string, taken node.Reservation, want node.
 	out.holders[text] = append(out.holders[text], name)
 }
 
-// also adds why nodes take none of other pods.
+// also adds the reasons and port holders of another Room. Of a common reason, the larger number is kept.
 func (r *Room) also(other Room) {
 	for reason, nodes := range other.Reasons {
 		r.Reasons[reason] = max(r.Reasons[reason], nodes)
@@ -126,7 +124,6 @@ func (r *Room) also(other Room) {
 	}
 }
 
-// without returns the cluster without some pods. It changes nothing.
 func (s *State) without(gone []placed) *State {
 	after := *s
 	after.Taken = maps.Clone(s.Taken)
@@ -137,7 +134,7 @@ func (s *State) without(gone []placed) *State {
 	return &after
 }
 
-// String says why nodes take no more.
+// String lists the reasons why nodes take no more.
 func (r Room) String() string {
 	text := r.Reasons.String()
 	if text == "" {

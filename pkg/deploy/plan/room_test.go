@@ -13,7 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// What a rollout that is replaced has left makes room for what replaces it; pods that the service is to have do not.
+// Surplus pods of a replaced rollout stop first, and free capacity for the next one. Pods that the service should have
+// are kept, and free none.
 func TestRetargetHasTheRoomOfWhatItReplaces(t *testing.T) {
 	const newest = `pod.labels={"release": "3"}`
 	for _, tt := range []struct {
@@ -27,7 +28,13 @@ func TestRetargetHasTheRoomOfWhatItReplaces(t *testing.T) {
 		{"no more than are wanted", []int{2, 1}, []int{2, 1}, []string{newest}, "no-room"},
 		{"all wanted", []int{2, 1}, []int{3, 0}, []string{newest}, "no-room"},
 		{"all stand by", []int{2, 2, 2}, []int{3, 3}, []string{newest, `update.strategy="blue-green"`}, ""},
-		{"too few stand by", []int{2, 2, 1}, []int{3, 2}, []string{newest, `update.strategy="blue-green"`}, "starts 3 pods before it stops others, and the nodes have room for 2"},
+		{
+			"too few stand by",
+			[]int{2, 2, 1},
+			[]int{3, 2},
+			[]string{newest, `update.strategy="blue-green"`},
+			"starts 3 pods before it stops others, and the nodes have room for 2",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &cluster{}
@@ -42,7 +49,7 @@ func TestRetargetHasTheRoomOfWhatItReplaces(t *testing.T) {
 					all++
 				}
 			}
-			_, err := c.planOf(t, sample(t, tt.spec...), func(r *plan.RollingStrategy) { r.State = state })
+			_, err := c.planOf(t, sample(t, tt.spec...), func(r *plan.ServicePlanner) { r.State = state })
 			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
@@ -56,7 +63,8 @@ func TestRetargetHasTheRoomOfWhatItReplaces(t *testing.T) {
 	}
 }
 
-// Room is counted as farms place: by each group's own manifest and wishes, the groups in the order in which they roll, and by a skew that is held.
+// Capacity is computed with the rules of farms: with each group's own manifest and preferences, with the groups in
+// their rolling order, and with a required skew.
 func TestRoomByGroup(t *testing.T) {
 	const (
 		big   = `{"role": "big", "count": 2, "resources": {"cpu": 1500}}`
@@ -83,17 +91,59 @@ func TestRoomByGroup(t *testing.T) {
 		pods    int
 		reasons string
 	}{
-		{"each group's resources", racks("a"), []string{none, `replica_groups=[` + big + `,` + small + `]`}, 4, 2, "resources: 1"},
+		{
+			"each group's resources", racks("a"),
+			[]string{none, `replica_groups=[` + big + `,` + small + `]`},
+			4, 2, "resources: 1",
+		},
 		{"they have room", racks("a", "b"), []string{none, `replica_groups=[` + big + `,` + small + `]`}, 4, 4, ""},
-		{"the first in order", racks("a"), []string{none, `replica_groups=[` + big + `,` + small + `]`, `update.group_order=["small"]`}, 2, 2, ""},
-		{"the first as declared", racks("a"), []string{none, `replica_groups=[` + big + `,` + small + `]`}, 2, 1, "resources: 1"},
+		{
+			"the first in order", racks("a"),
+			[]string{none, `replica_groups=[` + big + `,` + small + `]`, `update.group_order=["small"]`},
+			2, 2, "",
+		},
+		{
+			"the first as declared", racks("a"),
+			[]string{none, `replica_groups=[` + big + `,` + small + `]`},
+			2, 1, "resources: 1",
+		},
 		{"only so many are wanted", racks("a"), []string{none, `replica_groups=[` + small + `,` + big + `]`}, 2, 2, ""},
 		{"more than all", racks("a", "b", "c"), []string{none, `replica_groups=[` + small + `,` + big + `]`}, 9, 4, ""},
-		{"a skew that is held", racks("a", "a", "b"), []string{`max_per_node=1`, `spread={"label": "rack", "when": "require"}`}, 9, 3, "max_per_node: 3"},
-		{"a skew that keeps out", racks("a", "a", "a", "b"), []string{`max_per_node=1`, `spread={"label": "rack", "when": "require"}`}, 9, 3, "max_per_node: 3, spread: 1"},
-		{"a group without the label", racks("a", ""), []string{`spread={"label": "rack", "when": "require"}`, `max_per_node=2`}, 9, 2, "max_per_node: 1, spread: 1"},
-		{"the skew of a group", racks("a", "a", "a", "b"), []string{none, `max_per_node=1`, `replica_groups=[{"role": "even", "count": 4, "spread": {"label": "rack", "when": "require"}}]`}, 4, 3, "max_per_node: 3, spread: 1"},
-		{"max_per_node counts all groups", racks("a", "b"), []string{none, `max_per_node=1`, `replica_groups=[{"role": "x", "count": 1, "command": "bin/x"},{"role": "y", "count": 2}]`}, 3, 2, "max_per_node: 2"},
+		{
+			"a skew that is held", racks("a", "a", "b"),
+			[]string{`max_per_node=1`, `spread={"label": "rack", "when": "require"}`},
+			9, 3, "max_per_node: 3",
+		},
+		{
+			"a skew that keeps out", racks("a", "a", "a", "b"),
+			[]string{`max_per_node=1`, `spread={"label": "rack", "when": "require"}`},
+			9, 3,
+			"max_per_node: 3, spread: 1",
+		},
+		{
+			"a group without the label", racks("a", ""),
+			[]string{`spread={"label": "rack", "when": "require"}`, `max_per_node=2`},
+			9, 2,
+			"max_per_node: 1, spread: 1",
+		},
+		{
+			"the skew of a group", racks("a", "a", "a", "b"),
+			[]string{
+				none, `max_per_node=1`,
+				`replica_groups=[{"role": "even", "count": 4, "spread": {"label": "rack", "when": "require"}}]`,
+			},
+			4, 3,
+			"max_per_node: 3, spread: 1",
+		},
+		{
+			"max_per_node counts all groups", racks("a", "b"),
+			[]string{
+				none, `max_per_node=1`,
+				`replica_groups=[{"role": "x", "count": 1, "command": "bin/x"},{"role": "y", "count": 2}]`,
+			},
+			3,
+			2, "max_per_node: 2",
+		},
 	} {
 		got := tt.state.Room(sample(t, tt.spec...), tt.wanted)
 		if got.Pods != tt.pods || got.Reasons.String() != tt.reasons {
@@ -107,7 +157,7 @@ func TestRoomByGroup(t *testing.T) {
 	}
 }
 
-// A lower number of pods frees no room beforehand: the pods beyond it stay until the new ones serve.
+// A lower count frees no capacity for the first stage, because surplus pods are kept until new pods are available.
 func TestALowerNumberFreesNoRoom(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t, `replicas=6`))
@@ -117,15 +167,17 @@ func TestALowerNumberFreesNoRoom(t *testing.T) {
 		state.Taken[fmt.Sprint("n", i%2)].Claims[id.String()] = node.Claim{Pod: id}
 	}
 	for _, strategy := range []string{"", rollout.ResourceUtilStrategy} {
-		_, err := c.planOf(t, sample(t, `replicas=3`, newManifest), func(s *plan.RollingStrategy) { s.State, s.Override = state, strategy })
+		_, err := c.planOf(t, sample(t, `replicas=3`, newManifest), func(s *plan.ServicePlanner) {
+			s.State, s.Override = state, strategy
+		})
 		if full := err != nil && strings.Contains(err.Error(), "no-room"); full != (strategy == "") {
 			t.Errorf("strategy %q: %v", strategy, err)
 		}
 	}
 }
 
-// Pods that a rollout upgrades on one node share its room. Where the first one takes all that is free, the next one has
-// none.
+// Pods that a rollout upgrades on the same node share its free capacity. If the first pod takes all of it, the next pod
+// has none.
 func TestPodsInPlaceShareTheirNode(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t, `replicas=2`, `pod.launchables=`+launchableWith(`{"cpu": 1000}`)))
@@ -135,16 +187,18 @@ func TestPodsInPlaceShareTheirNode(t *testing.T) {
 	c.has(state, 1, 0, 1000)
 	larger := sample(t, `replicas=2`, `pod.launchables=`+launchableWith(`{"cpu": 1500}`))
 	by := func(strategy string) (plan.Plan, error) {
-		return c.planOf(t, larger, func(s *plan.RollingStrategy) { s.State, s.Override = state, strategy })
+		return c.planOf(t, larger, func(s *plan.ServicePlanner) { s.State, s.Override = state, strategy })
 	}
 	p, err := by(rollout.InPlaceStrategy)
-	if want := []string{"there is room for 1 of 2 pods (nodes that take no more: resources: 1)"}; err != nil || !slices.Equal(p.Warnings, want) {
+	if want := []string{"there is room for 1 of 2 pods (nodes that take no more: resources: 1)"}; err != nil ||
+		!slices.Equal(p.Warnings, want) {
 		t.Errorf("in place: warnings %q, %v", p.Warnings, err)
 	}
 	if _, err := by(rollout.AvailabilityStrategy); err == nil || !strings.Contains(err.Error(), "no strategy helps") {
 		t.Errorf("a refusal names what has no room: %v", err)
 	}
-	if claim := state.Taken["n0"].Claims; len(claim) != 2 || claim[pod.Identity{RCID: c.svc.Deployed.RC, Role: rc.DefaultRole}.String()].CPU != 1000 {
+	if claim := state.Taken["n0"].Claims; len(claim) != 2 ||
+		claim[pod.Identity{RCID: c.svc.Deployed.RC, Role: rc.DefaultRole}.String()].CPU != 1000 {
 		t.Errorf("what is taken has changed: %v", claim)
 	}
 }

@@ -17,37 +17,37 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// SavedVersion is the format of saved plans, and MaxSavedBytes how large one may be.
+// SavedVersion is the format of saved plans, and MaxSavedBytes their greatest size.
 const (
 	SavedVersion  = 1
 	MaxSavedBytes = 8 << 20
 )
 
-// Options shape a plan besides its document.
+// Options are the options of a plan in addition to its document.
 type Options struct {
-	Strategy      string `json:"strategy,omitempty"` // in place of the document's; empty: that
+	Strategy      string `json:"strategy,omitempty"` // instead of the document's; empty: the document's
 	Recreate      bool   `json:"recreate,omitempty"`
 	SkipGates     bool   `json:"skip_gates,omitempty"`
 	AllowMassStop bool   `json:"allow_mass_stop,omitempty"`
 }
 
-// Rolling returns the strategy that plans with these options.
-func (o *Options) Rolling(state *State, by string) RollingStrategy {
-	return RollingStrategy{
+// Planner returns a planner with these options.
+func (o *Options) Planner(state *State, by string) ServicePlanner {
+	return ServicePlanner{
 		State: state, By: by,
 		Override: o.Strategy, ForceRecreate: o.Recreate, SkipGates: o.SkipGates, MassStop: o.AllowMassStop,
 	}
 }
 
-// Saved is a plan as a file, to be carried out later: what it was made of, and the state that it was made on. Its
-// documents hold secrets.
+// Saved is a plan as a file: its documents with their secrets, and the state from which it was made.
 type Saved struct {
 	Version  int            `json:"version"`
 	By       string         `json:"by"` // who made the plan
 	At       time.Time      `json:"at"`
 	Options  Options        `json:"options"`
 	Services []SavedService `json:"services"`
-	// SHA256 is of all else. It finds a file that was changed or cut short by mistake, and is no signature.
+	// SHA256 is the digest of all other fields. It detects a file that was changed or cut by mistake, and is not a
+	// signature.
 	SHA256 string `json:"sha256"`
 }
 
@@ -59,32 +59,29 @@ type SavedService struct {
 	Warnings   []string           `json:"warnings,omitempty"`
 }
 
-// Seen says in words what a plan was made on: the epoch, the document in effect, the rollout and each controller.
-// Records are named by digests of their content, not by their indices in Consul: in a restored or copied store the same
-// content may have other indices, and other content the same ones.
+// Seen describes the state from which a plan was made. It has digests of the records instead of indices: in a restored
+// or copied store, the same content may have other indices, and other content may have the same indices.
 type Seen map[string]string
 
-// The keys of Seen, and what it says of what is not there. The key of a controller ends with its name.
+// The keys of Seen, and its values for missing records. The key of a controller ends with its name.
 const (
 	seenEpoch      = "epoch"
 	seenDocument   = "document"
 	seenRollout    = "rollout"
-	seenDomain     = "domain" // missing where the document does not depend on it
+	seenDomain     = "domain" // missing if the document does not depend on the domain
 	seenController = "controller "
 	absent         = "none"
-	noDomain       = "(none)" // which no domain is called
+	noDomain       = "(none)" // no domain can have this name
 )
 
-// Save returns what is saved of a plan that a deployment has made in an epoch, with a document that depends on a
-// domain, or on none.
+// Save returns a file's part for the plan p of the deployment d. domain is nil if the document does not depend on it.
 func Save(d *Deployment, p *Plan, epoch string, domain *Domain) SavedService {
 	return SavedService{
 		Document: d.Spec, Seen: see(d.Service, epoch, domain), Operations: brief(p.Lines()), Warnings: p.Warnings,
 	}
 }
 
-// brief leaves out the nodes of a line that the next one names, too: each volume is on the nodes of the pods that
-// follow.
+// brief leaves out the nodes of a line if the next line has the same.
 func brief(lines []Line) []Line {
 	out := slices.Clone(lines)
 	for i := 1; i < len(lines); i++ {
@@ -98,8 +95,7 @@ func brief(lines []Line) []Line {
 // OfDomain reports whether the document depends on the cluster's domain.
 func (s *SavedService) OfDomain() bool { return s.Seen[seenDomain] != "" }
 
-// Shows reports whether a plan is in all that people see of it the one that was saved, and whether in all but the
-// nodes of pods.
+// Shows reports whether a plan shows the same as the saved one (all), and whether it does apart from nodes (butNodes).
 func (s *SavedService) Shows(p *Plan) (all, butNodes bool) {
 	saved, now := brief(s.Operations), brief(p.Lines())
 	butNodes = slices.Equal(s.Warnings, p.Warnings) && slices.EqualFunc(saved, now, func(a, b Line) bool {
@@ -109,7 +105,7 @@ func (s *SavedService) Shows(p *Plan) (all, butNodes bool) {
 	return butNodes && slices.EqualFunc(saved, now, Line.Equal), butNodes
 }
 
-// see says what a plan is made on. What owners report is no part of it, nor are controllers that are being deleted.
+// see leaves out what owners report, and controllers that are being deleted.
 func see(svc *record.Service, epoch string, domain *Domain) Seen {
 	seen := Seen{seenEpoch: epoch, seenDocument: absent, seenRollout: absent}
 	if domain != nil {
@@ -128,20 +124,18 @@ func see(svc *record.Service, epoch string, domain *Domain) Seen {
 		r, by := &c.RC, cmp.Or(c.RC.ChangedBy, "(none)")
 		text := fmt.Sprintf("generation %d by %s, sha256 %s", r.Generation, by, digestOf(r))
 		if svc.Rollout != nil {
-			text = "of the rollout" // which changes it all the time
+			text = "of the rollout" // the rollout changes it all the time
 		}
 		seen[seenController+r.Name] = text
 	}
 	return seen
 }
 
-// digestOf returns the digest of a record's content.
 func digestOf(record any) string {
 	data, _ := json.Marshal(record) // a record is made of plain fields
 	return manifest.Digest(data)
 }
 
-// changes lists what is different now, a line each.
 func (s Seen) changes(now Seen) []string {
 	either := maps.Clone(s)
 	maps.Copy(either, now)
@@ -154,15 +148,15 @@ func (s Seen) changes(now Seen) []string {
 	return lines
 }
 
-// SavedStrategy plans again what was saved.
-type SavedStrategy struct {
-	RollingStrategy
+// SavedPlanner plans a saved plan again.
+type SavedPlanner struct {
+	ServicePlanner
 	Saved SavedService
 }
 
-// Plan implements Strategy. The error is a *StaleError where the state is not the one that the plan was made on, or
-// where what would be done is not what was shown. How many pods come and go was a forecast, and is one again.
-func (s *SavedStrategy) Plan(
+// Plan implements Planner. The error is a *StaleError if the state has changed since, or if the new plan would do
+// something else. The numbers of pods in the saved plan were a forecast, and may differ.
+func (s *SavedPlanner) Plan(
 	ctx context.Context, client Client, svc *record.Service, spec *record.ServiceSpec,
 ) (Plan, error) {
 	epoch := ""
@@ -172,7 +166,7 @@ func (s *SavedStrategy) Plan(
 	if changes := s.Saved.Seen.changes(see(svc, epoch, s.Domain)); len(changes) > 0 {
 		return Plan{}, &StaleError{Service: spec.Name, Changes: changes}
 	}
-	p, err := s.RollingStrategy.Plan(ctx, client, svc, spec)
+	p, err := s.ServicePlanner.Plan(ctx, client, svc, spec)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -182,8 +176,8 @@ func (s *SavedStrategy) Plan(
 	return p, nil
 }
 
-// deeds says what a plan does itself, in the words of a Seen. The numbers of a rollout, which stand behind a colon,
-// follow from the pods that there are.
+// deeds describes a plan's operations, without the operations of owners, as a Seen. It leaves out the text after a
+// colon: the numbers of a rollout, which depend on the present pods.
 func deeds(lines []Line) Seen {
 	all := Seen{}
 	for _, l := range lines {
@@ -194,8 +188,8 @@ func deeds(lines []Line) Seen {
 	return all
 }
 
-// Encode returns the file, without line breaks where it would be too large with them. A plan that DecodeSaved would
-// refuse is an error.
+// Encode returns the file, without line breaks if it would be too large with them. It fails for a plan that DecodeSaved
+// would refuse.
 func (s *Saved) Encode() ([]byte, error) {
 	s.Version, s.SHA256 = SavedVersion, ""
 	s.SHA256 = digestOf(s)
@@ -207,7 +201,8 @@ func (s *Saved) Encode() ([]byte, error) {
 	case err != nil:
 		return nil, err
 	case len(data) >= MaxSavedBytes:
-		return nil, fmt.Errorf("it takes %d bytes, and a saved plan may have %d: save plans of fewer services each", len(data), MaxSavedBytes)
+		return nil, fmt.Errorf("it takes %d bytes, and a saved plan may have %d: save plans of fewer services each",
+			len(data), MaxSavedBytes)
 	}
 	if _, err := DecodeSaved(data); err != nil {
 		return nil, fmt.Errorf("it could not be read again: %w", err)
@@ -215,7 +210,7 @@ func (s *Saved) Encode() ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// DecodeSaved reads such a file. Mistakes come back as field.Errors.
+// DecodeSaved returns mistakes as field.Errors.
 func DecodeSaved(data []byte) (*Saved, error) {
 	var errs field.Errors
 	if len(data) > MaxSavedBytes {
@@ -226,7 +221,7 @@ func DecodeSaved(data []byte) (*Saved, error) {
 		Version *int `json:"version"`
 	}
 	switch err := json.Unmarshal(data, &of); {
-	case err != nil: // it says below what is wrong
+	case err != nil: // reported below
 	case of.Version == nil:
 		errs.Missing("version", fmt.Sprint(SavedVersion))
 		return nil, errs
@@ -247,14 +242,13 @@ func DecodeSaved(data []byte) (*Saved, error) {
 	return s, nil
 }
 
-// Bounds of what a saved plan says in words.
 const (
 	maxBy    = 1024
 	maxText  = 16 << 10
 	maxDepth = 8
 )
 
-// Validate reports what no saved plan has.
+// Validate reports mistakes in a saved plan.
 func (s *Saved) Validate() field.Errors {
 	var errs field.Errors
 	errs.CheckBytes("by", s.By, maxBy)

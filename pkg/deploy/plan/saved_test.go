@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -21,7 +22,7 @@ const (
 	otherEpoch = "01arz3ndektsv4rrffq69g5faw"
 )
 
-// withRoom is a cluster of some epoch with two nodes.
+// withRoom is a cluster with an epoch and two nodes that have capacity.
 func withRoom(epoch string) *plan.State {
 	s := nodes(100, 100)
 	s.Epoch = epoch
@@ -31,16 +32,19 @@ func withRoom(epoch string) *plan.State {
 	return s
 }
 
-// saves plans a document on a cluster and saves the plan, which is read again.
+// saves plans a document on a cluster, saves the plan, and reads it again.
 func saves(t *testing.T, c *cluster, epoch string, changes ...string) *plan.Saved {
 	t.Helper()
 	d := deployment(t, c, changes...)
-	d.Strategy.(*plan.RollingStrategy).State = withRoom(epoch)
+	d.Planner.(*plan.ServicePlanner).State = withRoom(epoch)
 	p, err := d.Plan(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := plan.Saved{By: "ann", At: when, Services: []plan.SavedService{plan.Save(d, &p, epoch, d.Strategy.(*plan.RollingStrategy).Domain)}}
+	s := plan.Saved{
+		By: "ann", At: when,
+		Services: []plan.SavedService{plan.Save(d, &p, epoch, d.Planner.(*plan.ServicePlanner).Domain)},
+	}
 	data, err := s.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -52,23 +56,26 @@ func saves(t *testing.T, c *cluster, epoch string, changes ...string) *plan.Save
 	return read
 }
 
-// carriesOut plans a saved plan again on a cluster of some epoch, and runs it.
+// carriesOut plans a saved plan again on a cluster with an epoch, and runs it.
 func carriesOut(t *testing.T, c *cluster, epoch string, s *plan.Saved) (plan.Plan, error) {
 	t.Helper()
 	r := rolling()
 	r.State = withRoom(epoch)
 	one := s.Services[0]
-	return plan.NewDeployment(c, one.Document, &plan.SavedStrategy{RollingStrategy: *r, Saved: one}).Run(t.Context())
+	return plan.NewDeployment(c, one.Document, &plan.SavedPlanner{ServicePlanner: *r, Saved: one}).Run(t.Context())
 }
 
-// What is read back is what was saved, with any document, and carried out it writes what the plan itself would have written.
+// With any document, a saved plan is read back unchanged, and writes the same as the plan itself.
 func TestSavedPlanIsCarriedOut(t *testing.T) {
 	for _, changes := range [][]string{
 		{newManifest},
 		{`replicas=5`},
 		{`mode="each-node"`, `replicas=null`, `update.strategy="in-place"`},
 		{`replicas=null`, `replica_groups=[{"role": "a", "count": 1, "env": {"A": "b"}}, {"role": "b", "count": 2}]`},
-		{`update.step="25%"`, `update.canary={"pods": 2}`, `update.stage_timeout="0s"`, `spread="rack"`, `pre_deploy={"args": ["up"]}`},
+		{
+			`update.step="25%"`, `update.canary={"pods": 2}`, `update.stage_timeout="0s"`, `spread="rack"`,
+			`pre_deploy={"args": ["up"]}`,
+		},
 	} {
 		c, direct := &cluster{}, &cluster{}
 		if changes[0] == newManifest || changes[0] == `replicas=5` {
@@ -102,32 +109,45 @@ func TestSavedPlanOfNothing(t *testing.T) {
 	}
 }
 
-// A saved plan is refused once anything is different that it was made from, and says what. Nothing is written.
+// A saved plan is refused if any record that it was made from is different. The error names the record. Nothing is
+// written.
 func TestSavedPlanIsRefused(t *testing.T) {
 	five := 5
 	for _, tt := range []struct {
 		name   string
 		epoch  string
 		change func(*record.Service)
-		says   string // of one of the changes
+		says   string // text of one of the changes
 	}{
 		{name: "the epoch", epoch: otherEpoch, says: "epoch: " + oneEpoch + " -> " + otherEpoch},
-		{name: "the document", change: func(s *record.Service) { s.Deployed.By = "joe" }, says: "document: revision 1 by ann at 2026-01-02T03:04:05Z, sha256 "},
+		{
+			name: "the document", change: func(s *record.Service) { s.Deployed.By = "joe" },
+			says: "document: revision 1 by ann at 2026-01-02T03:04:05Z, sha256 ",
+		},
 		{
 			name: "a controller", change: func(s *record.Service) {
-				s.Controllers[0].RC.ReplicaGroups, s.Controllers[0].RC.Generation = []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &five}}, 2
+				s.Controllers[0].RC.ReplicaGroups, s.Controllers[0].RC.Generation = []rc.ReplicaGroup{
+					{Role: rc.DefaultRole, Count: &five},
+				}, 2
 			},
 			says: "controller web-r1: generation 1 by rollout web/",
 		},
 		{name: "a rollout", change: func(s *record.Service) {
-			s.Rollout = &rollout.Record{ID: "01arz3ndektsv4rrffq69g5fax", State: rollout.Progressing, Revisions: []rollout.Revision{{RC: s.Controllers[0].RC.ID, Direction: rollout.Up}}}
+			s.Rollout = &rollout.Record{
+				ID:        "01arz3ndektsv4rrffq69g5fax",
+				State:     rollout.Progressing,
+				Revisions: []rollout.Revision{{RC: s.Controllers[0].RC.ID, Direction: rollout.Up}},
+			}
 		}, says: "rollout: none -> 01arz3ndektsv4rrffq69g5fax, progressing"},
 		{name: "a new controller", change: func(s *record.Service) {
 			more := s.Controllers[0]
 			more.RC.Name, more.RC.ID = "web-r7", more.RC.ID+"7"
 			s.Controllers = append(s.Controllers, more)
 		}, says: "controller web-r7: none -> generation 1"},
-		{name: "a deleted controller", change: func(s *record.Service) { s.Controllers[0].RC.DeletedAt = new(when) }, says: "controller web-r1: generation 1"},
+		{
+			name: "a deleted controller", change: func(s *record.Service) { s.Controllers[0].RC.DeletedAt = new(when) },
+			says: "controller web-r1: generation 1",
+		},
 	} {
 		c := &cluster{}
 		c.deployed(t, sample(t))
@@ -138,7 +158,8 @@ func TestSavedPlanIsRefused(t *testing.T) {
 		}
 		_, err := carriesOut(t, c, tt.epoch, saved)
 		var stale *plan.StaleError
-		if !errorsAs(err, &stale) || !strings.Contains("\n"+strings.Join(stale.Changes, "\n"), "\n"+tt.says) || len(c.commits) != 1 {
+		if !errorsAs(err, &stale) || !strings.Contains("\n"+strings.Join(stale.Changes, "\n"), "\n"+tt.says) ||
+			len(c.commits) != 1 {
 			t.Errorf("%s: %v, %d commits", tt.name, err, len(c.commits))
 			if stale != nil {
 				t.Errorf("%q, want %s", stale.Changes, tt.says)
@@ -146,7 +167,7 @@ func TestSavedPlanIsRefused(t *testing.T) {
 		}
 	}
 
-	// The service was made, or deleted and made again.
+	// The service was created, or deleted and created again.
 	c := &cluster{}
 	saved := saves(t, c, oneEpoch)
 	c.deployed(t, sample(t))
@@ -160,7 +181,8 @@ func TestSavedPlanIsRefused(t *testing.T) {
 	}
 }
 
-// Pods that move and what owners report refuse nothing, nor does a controller that is on its way out.
+// A saved plan is not refused because pods have moved, because owners have reported something new, or because a
+// controller that was being deleted has gone.
 func TestSavedPlanOfOtherPods(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -170,15 +192,16 @@ func TestSavedPlanOfOtherPods(t *testing.T) {
 	c.svc.Controllers = append([]record.Controller{gone}, c.svc.Controllers...)
 	saved := saves(t, c, oneEpoch, newManifest, `replicas=2`)
 	c.svc.Controllers[1].Status = &rc.Status{Placed: 1, ObservedGeneration: 1}
-	c.svc.Controllers[1].Index += 7 // a restore gave it another one
+	c.svc.Controllers[1].Index += 7 // as after a restore
 	c.svc.Controllers = c.svc.Controllers[1:]
 	p, err := carriesOut(t, c, oneEpoch, saved)
-	if _, alike := saved.Services[0].Shows(&p); err != nil || len(c.commits) != 2 || alike { // two pods have a place to wait for
+	// The plans do not show the same, because the forecast of pods is different.
+	if _, alike := saved.Services[0].Shows(&p); err != nil || len(c.commits) != 2 || alike {
 		t.Error(err, p.Lines())
 	}
 }
 
-// Where there is no room any more a saved plan is refused for that, like any other.
+// If there is no capacity any more, a saved plan is refused like any other plan.
 func TestSavedPlanWithoutRoom(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -189,14 +212,15 @@ func TestSavedPlanWithoutRoom(t *testing.T) {
 		r.State.Nodes[name].Capacity.Slots = 0
 	}
 	one := saved.Services[0]
-	_, err := plan.NewDeployment(c, one.Document, &plan.SavedStrategy{RollingStrategy: *r, Saved: one}).Run(t.Context())
+	_, err := plan.NewDeployment(c, one.Document, &plan.SavedPlanner{ServicePlanner: *r, Saved: one}).Run(t.Context())
 	var refused *plan.RefusedError
 	if !errorsAs(err, &refused) || !strings.HasPrefix(refused.Reason, "no-room: ") || len(c.commits) != 1 {
 		t.Errorf("%v", err)
 	}
 }
 
-// While a rollout is under way its steps change its controllers, and refuse nothing; another state of it does.
+// While a rollout is under way, its steps change controllers. A saved plan is not refused because of that, but it is
+// refused if the state of the rollout has changed.
 func TestSavedPlanInMidCourse(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -212,7 +236,7 @@ func TestSavedPlanInMidCourse(t *testing.T) {
 	}
 }
 
-// What would be done is what was shown, or it is refused.
+// A saved plan is refused if it would do anything else than it showed.
 func TestSavedPlanDoesWhatItShows(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -229,16 +253,17 @@ func TestSavedPlanDoesWhatItShows(t *testing.T) {
 	}
 }
 
-// The options that a plan was made with are those that it is carried out with.
+// A saved plan is carried out with the options with which it was made.
 func TestSavedOptions(t *testing.T) {
 	o := plan.Options{Strategy: "canary", Recreate: true, SkipGates: true, AllowMassStop: true}
-	r := o.Rolling(withRoom(oneEpoch), "joe")
-	if r.Override != "canary" || !r.ForceRecreate || !r.SkipGates || !r.MassStop || r.By != "joe" || r.State.Epoch != oneEpoch {
+	r := o.Planner(withRoom(oneEpoch), "joe")
+	if r.Override != "canary" || !r.ForceRecreate || !r.SkipGates || !r.MassStop || r.By != "joe" ||
+		r.State.Epoch != oneEpoch {
 		t.Errorf("%+v", r)
 	}
 }
 
-// A file that is not what was saved is refused, with all that is wrong in it.
+// A file that was changed after the plan was saved is refused. The error names all mistakes.
 func TestSavedPlanMistakes(t *testing.T) {
 	c := &cluster{}
 	c.deployed(t, sample(t))
@@ -252,12 +277,21 @@ func TestSavedPlanMistakes(t *testing.T) {
 		{`"by": "ann"`, `"buy": "ann"`, "buy: unknown field; allowed: at, by, options, services, sha256, version"},
 		{`"by": "ann"`, `"by": "joe"`, "sha256: "},
 		{`"TOKEN": "abc"`, `"TOKEN": "abd"`, "sha256: "},
-		{`"options": {}`, `"options": {"strategy": "fast"}`, `options.strategy: "fast" is not valid; allowed: availability, blue-green`},
+		{
+			`"options": {}`, `"options": {"strategy": "fast"}`,
+			`options.strategy: "fast" is not valid; allowed: availability, blue-green`,
+		},
 		{`"document": {`, `"document": {"nope": 1,`, "services[0].document.nope: unknown field"},
 		{`"name": "web",`, ``, "services[0].document.name: missing"},
-		{`"sha256": "` + strings.Repeat("a", 64) + `"`, `"sha256": ""`, "services[0].document.pod.launchables: an artifact without its sha256 is not valid"},
+		{
+			`"sha256": "` + strings.Repeat("a", 64) + `"`, `"sha256": ""`,
+			"services[0].document.pod.launchables: an artifact without its sha256 is not valid",
+		},
 		{`"epoch": "` + oneEpoch + `"`, `"epoch": "now"`, `services[0].seen.epoch: "now" is not valid; allowed: `},
-		{`"rollout": "none"`, `"rollout": "none", "role": "none"`, `services[0].seen.role: "none" is not valid; allowed: `},
+		{
+			`"rollout": "none"`, `"rollout": "none", "role": "none"`,
+			`services[0].seen.role: "none" is not valid; allowed: `,
+		},
 		{`"rollout": "none"`, `"controller web-r0": "none"`, `services[0].seen.rollout: missing`},
 		{`"sign": "+"`, `"sign": "*"`, `services[0].operations[0].sign: "*" is not valid; allowed: +, -, ~ or -/+`},
 		{`"depth": 1`, `"depth": 1000000`, `depth: 1000000 is not valid; allowed: a whole number from 0 to `},
@@ -265,7 +299,11 @@ func TestSavedPlanMistakes(t *testing.T) {
 		{string(good), "{", "parse document"},
 		{string(good), "[]", "a list is not valid; allowed: a map"},
 		{string(good), string(good) + "{}", "parse document: something follows"},
-		{string(good), strings.Repeat(" ", plan.MaxSavedBytes+1), "plan: a larger size is not valid; allowed: at most 8388608 bytes"},
+		{string(good), strings.Repeat(" ", plan.MaxSavedBytes), "parse document"},
+		{
+			string(good), strings.Repeat(" ", plan.MaxSavedBytes+1),
+			"plan: a larger size is not valid; allowed: at most 8388608 bytes",
+		},
 	} {
 		if !strings.Contains(string(good), tt.old) {
 			t.Fatalf("the good plan has no %s:\n%s", tt.old, good)
@@ -280,14 +318,17 @@ func TestSavedPlanMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	twice.Services = append(twice.Services, twice.Services[0])
-	if _, err := twice.Encode(); err == nil || !strings.Contains(err.Error(), `services[1].document.name: "web" is not valid; allowed: a name that no other service of the plan has`) {
+	if _, err := twice.Encode(); err == nil ||
+		!strings.Contains(err.Error(),
+			`services[1].document.name: "web" is not valid; allowed: a name that no other service of the plan has`) {
 		t.Error(err)
 	}
 }
 
-// Whatever a file holds, reading it ends with a plan that can be written again, or with an error.
+// Any file is read as a plan that can be written again, or it gives an error.
 func FuzzDecodeSaved(f *testing.F) {
-	f.Add([]byte(`{"version": 1, "services": [{"document": ` + sampleText + `, "seen": {"epoch": "` + oneEpoch + `", "document": "none", "rollout": "none"}}]}`))
+	f.Add([]byte(`{"version": 1, "services": [{"document": ` + sampleText + `, "seen": {"epoch": "` + oneEpoch +
+		`", "document": "none", "rollout": "none"}}]}`))
 	f.Add([]byte("{}"))
 	s := plan.Saved{By: "ann", At: when, Services: []plan.SavedService{{
 		Document: *sample(f), Seen: plan.Seen{"epoch": oneEpoch, "document": "none", "rollout": "none"},
@@ -308,7 +349,7 @@ func FuzzDecodeSaved(f *testing.F) {
 	})
 }
 
-// Plans of many large services fit into a file, and one that does not says what to do.
+// Plans of many large services fit into a file. If they do not fit, the error advises to put fewer into each file.
 func TestSavedPlansOfLargeServices(t *testing.T) {
 	const all = 4096
 	slots := slices.Repeat([]int{9}, all)
@@ -353,4 +394,42 @@ func TestSavedPlansOfLargeServices(t *testing.T) {
 	if _, err := saved.Encode(); err == nil || !strings.Contains(err.Error(), "save plans of fewer services each") {
 		t.Error(err)
 	}
+}
+
+// If a saved plan would reach the size limit with line breaks, it is written without them. If it reaches the limit even
+// without line breaks, it is refused, because the file ends with one more byte.
+func TestSavedPlansThatReachTheLimit(t *testing.T) {
+	t.Parallel()
+	with := savedOfSize(t, plan.MaxSavedBytes, func(s any) ([]byte, error) { return json.MarshalIndent(s, "", "  ") })
+	data, err := with.Encode()
+	if err != nil || len(data) >= plan.MaxSavedBytes || bytes.Count(data, []byte("\n")) != 1 {
+		t.Errorf("with line breaks: %d bytes, %v", len(data), err)
+	}
+	want := "it takes 8388608 bytes, and a saved plan may have 8388608: save plans of fewer services each"
+	if data, err := savedOfSize(t, plan.MaxSavedBytes, json.Marshal).Encode(); err == nil || err.Error() != want {
+		t.Errorf("without them: %d bytes, %v", len(data), err)
+	}
+}
+
+// savedOfSize makes a saved plan whose encoded form has the given size in bytes. It fills the plan with warnings.
+func savedOfSize(t *testing.T, size int, encode func(any) ([]byte, error)) *plan.Saved {
+	t.Helper()
+	const long = 16 << 10 // the most bytes of a warning
+	warnings := make([]string, size/long)
+	s := &plan.Saved{
+		Version: plan.SavedVersion, By: "ann", At: when, SHA256: strings.Repeat("0", 64),
+		Services: []plan.SavedService{{
+			Document: *sample(t), Warnings: warnings,
+			Seen: plan.Seen{"epoch": oneEpoch, "document": "none", "rollout": "none"},
+		}},
+	}
+	data, err := encode(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, lack := 0, size-len(data); lack > 0; i++ {
+		warnings[i] = strings.Repeat("w", min(lack, long))
+		lack -= len(warnings[i])
+	}
+	return s
 }

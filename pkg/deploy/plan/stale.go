@@ -7,8 +7,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 )
 
-// staleness lists what a plan was made from and is different now, by index: a line for each field of the document, and for each field of
-// a controller, that changed. What owners report does not count, nor what becomes of controllers that were being deleted.
+// staleness returns a line for each change since a plan was made. It ignores reports of owners, and controllers that
+// were being deleted.
 func staleness(before, now *record.Service) []string {
 	switch {
 	case before == nil && now == nil:
@@ -32,13 +32,13 @@ func staleness(before, now *record.Service) []string {
 		lines = append(lines, fmt.Sprintf("rollout: %s -> %s", wasState, state))
 	}
 	if before.Rollout != nil {
-		return lines // it changes its controllers all the time
+		return lines // the rollout changes its controllers all the time
 	}
 	for i := range before.Controllers {
 		was := &before.Controllers[i]
 		is := now.Controller(was.RC.ID)
 		switch {
-		case was.RC.DeletedAt != nil: // it goes, with or without the plan
+		case was.RC.DeletedAt != nil: // the controller is removed anyway
 		case is == nil:
 			lines = append(lines, fmt.Sprintf("controller %s: it was deleted", was.RC.Name))
 		case is.Index != was.Index:
@@ -53,7 +53,7 @@ func staleness(before, now *record.Service) []string {
 	return lines
 }
 
-// underWay returns the id of the rollout under way and its state in words, no id where there is none.
+// underWay returns the id of the rollout under way, "" for none, and its state as text.
 func underWay(s *record.Service) (id, state string) {
 	if s.Rollout == nil {
 		return "", "(none)"
@@ -61,7 +61,6 @@ func underWay(s *record.Service) (id, state string) {
 	return s.Rollout.ID, string(s.Rollout.State)
 }
 
-// recordChanges lists the fields of a controller's record that are different.
 func recordChanges(was, is *record.Controller) []string {
 	before, after := map[string]Leaf{}, map[string]Leaf{}
 	Flatten("", was.RC, before)

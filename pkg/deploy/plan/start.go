@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// start makes the rollout of this moment: the one under way, if any, has moved on since the plan was made.
+// start makes the rollout from the present records, because a rollout under way may have progressed since the plan.
 func (p *planner) start(ctx context.Context, c course, target rc.RC) (rollout.Started, error) {
 	now, err := p.client.Service(ctx, p.spec.Name)
 	if err != nil {
@@ -23,26 +23,27 @@ func (p *planner) start(ctx context.Context, c course, target rc.RC) (rollout.St
 		return rollout.Started{}, &StaleError{Service: p.spec.Name, Changes: changes}
 	}
 	p.draft.Seen = now
-	if c == inPlace || c == rescale {
+	if c.inPlace() || c == rescale {
 		target = p.changed(now.Controller(target.ID).RC, p.draft.Deployed.Revision)
 	}
 	return p.begin(now, c, target)
 }
 
-// begin asks for the rollout that leads to the target. Its error is a *RefusedError.
+// begin makes the rollout to the target. Its error is a *RefusedError.
 func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started rollout.Started, err error) {
 	s := rollout.Start{
-		ID: p.client.NewID(), Service: p.spec.Name, By: p.By, Now: p.now().UTC(), Knobs: p.knobs, New: target, InEffect: p.base.Revision,
+		ID: p.client.NewID(), Service: p.spec.Name, By: p.By, Now: p.now().UTC(), Knobs: p.knobs, New: target,
+		InEffect:  p.base.Revision,
 		SkipGates: p.SkipGates || p.Rollback, PreDeploy: p.preDeploy,
 	}
 	if p.State != nil {
 		s.Epoch = p.State.Epoch
 	}
-	if p.State != nil && c == inPlace && p.changesMode() {
+	if p.State != nil && c.inPlace() && p.changesMode() {
 		stay, _, more := p.reshaped(c)
-		s.Nodes = len(stay) + more
+		s.Nodes = len(stay) + more.Pods
 		if !p.otherPods() {
-			s.Right = len(stay)
+			s.Correct = len(stay)
 		}
 	}
 	if svc != nil {
@@ -70,26 +71,28 @@ func (p *planner) begin(svc *record.Service, c course, target rc.RC) (started ro
 	return started, nil
 }
 
-// preDeployment makes the controller that runs once, and the operations that create it.
-func (p *planner) preDeployment(target *rc.RC) []Operation {
+func (p *planner) preDeployment(target *rc.RC) []*Operation {
 	number := target.Service.Revision
 	m := oneShot(p.spec)
 	canonical, _ := m.Canonical() // it is made of plain fields
 	digest, one := manifest.Digest(canonical), 1
 	r := rc.RC{
-		ID: rc.PreDeployID(p.draft.Deployed.ID, number), Name: fmt.Sprintf("%s-r%d-pre-deploy", p.spec.Name, number), Labels: maps.Clone(target.Labels),
-		ManifestDigest: digest, NodeSelector: target.NodeSelector, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}},
-		NodeLoss: rc.NodeLoss{Action: "keep"}, Strategy: rc.Static, Generation: 1,
+		ID:             rc.PreDeployID(p.draft.Deployed.ID, number),
+		Name:           rc.PreDeployName(p.spec.Name, number),
+		Labels:         maps.Clone(target.Labels),
+		ManifestDigest: digest, NodeSelector: target.NodeSelector,
+		ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: &one}},
+		NodeLoss:      rc.NodeLoss{Action: "keep"}, Strategy: rc.Static, Generation: 1,
 	}
 	delete(r.Labels, record.ServiceLabel)
 	p.preDeploy = &rollout.PreDeploy{RC: r.ID, Name: r.Name}
-	return []Operation{
+	return []*Operation{
 		p.draft.createManifest(digest, m.ID, canonical),
 		p.draft.createRC(&r),
 	}
 }
 
-// oneShot is the manifest of the pod that runs once: the first process of the service, in a pod of its own that nobody is sent to.
+// oneShot returns the manifest of pre_deploy's pod: the service's first process, in a pod without a service.
 func oneShot(spec *record.ServiceSpec) *manifest.Manifest {
 	l := spec.Pod.Launchables[0]
 	if d := spec.PreDeploy; d.Command != "" {
@@ -101,6 +104,7 @@ func oneShot(spec *record.ServiceSpec) *manifest.Manifest {
 	l.Env = field.Merge(l.Env, spec.PreDeploy.Env)
 	l.Restart = &manifest.Restart{Policy: manifest.RestartNever}
 	return &manifest.Manifest{
-		Version: spec.Pod.Version, ID: spec.Pod.ID + "-pre-deploy", Launchables: []manifest.Launchable{l}, Config: spec.Pod.Config, Labels: spec.Pod.Labels,
+		Version: spec.Pod.Version, ID: spec.Pod.ID + "-pre-deploy",
+		Launchables: []manifest.Launchable{l}, Config: spec.Pod.Config, Labels: spec.Pod.Labels,
 	}
 }

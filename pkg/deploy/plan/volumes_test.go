@@ -21,8 +21,8 @@ func (c *cluster) ran(t *testing.T, spec *record.ServiceSpec) (plan.Plan, error)
 	return d.Run(t.Context())
 }
 
-// A service whose pods had volumes before they were static by default: its controller is dynamic. The same document
-// makes it static, and the plan says so; so does another count.
+// The service is older than the rule that pods with volumes are static by default, so its controller is dynamic. If the
+// same document is deployed again, or with another count, the controller becomes static. The plan shows this.
 func TestAnOlderControllerBecomesStatic(t *testing.T) {
 	for _, more := range [][]string{nil, {`replicas=5`}} {
 		c := &cluster{}
@@ -32,7 +32,8 @@ func TestAnOlderControllerBecomesStatic(t *testing.T) {
 		if err != nil || p.Empty() {
 			t.Fatalf("%v: the plan is empty: %v", more, err)
 		}
-		if says := strings.Join(p.Warnings, "\n"); !strings.Contains(says, "the strategy of controller web-r1 is dynamic, and becomes static") {
+		if says := strings.Join(p.Warnings, "\n"); !strings.Contains(says,
+			"the strategy of controller web-r1 is dynamic, and becomes static") {
 			t.Errorf("%v: the plan warns of %q", more, says)
 		}
 		if changed := c.commits[len(c.commits)-1].Change; len(changed) != 1 || changed[0].Strategy != rc.Static {
@@ -46,8 +47,8 @@ func TestAnOlderControllerBecomesStatic(t *testing.T) {
 	}
 }
 
-// A document that names a strategy for pods with volumes is refused when it is deployed. One that was deployed before
-// that can be scaled.
+// A document with another rollout strategy than in-place for pods with volumes is refused. If it was deployed before
+// this rule existed, it can still be scaled.
 func TestAnOlderDocumentCanBeScaled(t *testing.T) {
 	for _, update := range []string{elsewhere, `update.order="stop-first"`, `update.canary={"pods": 1}`} {
 		c := &cluster{}
@@ -63,16 +64,24 @@ func TestAnOlderDocumentCanBeScaled(t *testing.T) {
 	}
 }
 
-// What is said about data that stays behind is said only where there may be some.
+// A plan warns of data that does not move with pods only if there can be such data.
 func TestDataThatStaysBehind(t *testing.T) {
 	const dynamic = `strategy="dynamic"`
 	for name, tt := range map[string]struct {
 		before, after []string
 		moves, anew   bool
 	}{
-		"it stays":                       {[]string{volumes}, []string{volumes, newManifest}, false, false},
-		"it moves":                       {[]string{volumes, dynamic}, []string{volumes, dynamic, newManifest}, true, false},
-		"other pods take over":           {[]string{volumes, dynamic}, []string{volumes, dynamic, newManifest, elsewhere}, true, true},
+		"it stays": {[]string{volumes}, []string{volumes, newManifest}, false, false},
+		"it moves": {
+			[]string{volumes, dynamic},
+			[]string{volumes, dynamic, newManifest},
+			true, false,
+		},
+		"other pods take over": {
+			[]string{volumes, dynamic},
+			[]string{volumes, dynamic, newManifest, elsewhere},
+			true, true,
+		},
 		"others, and there was none yet": {nil, []string{volumes, dynamic, elsewhere}, true, false},
 	} {
 		c := &cluster{}
@@ -87,7 +96,7 @@ func TestDataThatStaysBehind(t *testing.T) {
 	}
 }
 
-// Only controllers whose pods come and go are waited for.
+// Changed returns only controllers whose pods start or stop.
 func TestChanged(t *testing.T) {
 	for name, tt := range map[string]struct {
 		spec []string

@@ -6,20 +6,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// HostMeta is the key in the meta of a pod's service that names the service to those who route by host.
+// HostMeta is the key with the host name in the meta of a pod's service, for routers.
 const HostMeta = "host"
 
-// maxHost is how long a name may be in DNS, in characters.
 const maxHost = 253
 
-// MaxDomainBytes bounds the cluster's domain, so that the host name of a service with the longest name is one.
+// MaxDomainBytes leaves place for the longest name of a service in a host name.
 const MaxDomainBytes = maxHost - 1 - MaxNameBytes
 
-// DomainAllowed says in words what CheckDomain accepts.
+// DomainAllowed describes what CheckDomain accepts.
 const DomainAllowed = `a DNS name in lower case such as "apps.example.org": names of 1 to 63 letters, digits and "-" ` +
 	`with dots between them, at most 202 characters, the last name not of digits alone`
 
-// CheckDomain records a text that cannot be the domain of host names.
+// CheckDomain adds an error if domain cannot be the domain of host names.
 func CheckDomain(errs *field.Errors, path, domain string) {
 	if !isDomain(domain) {
 		errs.Add(path, domain, DomainAllowed)
@@ -36,10 +35,10 @@ func isDomain(text string) bool {
 			return false
 		}
 	}
-	return strings.Trim(last, "0123456789") != "" // else it may be an address
+	return strings.Trim(last, "0123456789") != "" // a name that ends with a number may be an IP address
 }
 
-// HostOf returns the host name of a service below a domain; "" where there is no domain.
+// HostOf returns the host name of a service below a domain, "" without a domain.
 func HostOf(service, domain string) string {
 	if domain == "" {
 		return ""
@@ -47,7 +46,7 @@ func HostOf(service, domain string) string {
 	return service + "." + domain
 }
 
-// Host returns the host name that the document has, "" for none.
+// Host returns the host name in the document, "" if it has none.
 func (s *ServiceSpec) Host() string {
 	if s.Pod == nil || s.Pod.Service == nil {
 		return ""

@@ -15,10 +15,13 @@ func TestCheckDomain(t *testing.T) {
 	label := strings.Repeat("a", 63)
 	longest := label + "." + label + "." + label + "." + strings.Repeat("b", record.MaxDomainBytes-3*64)
 	for domain, good := range map[string]bool{
-		"example": true, "apps.example.org": true, "a-b.xn--bcher-kva.example": true, "1.example": true, "10.0.0.a1": true, longest: true,
-		longest + "b": false, label + "a.example": false, "": false, ".": false, "example.": false, ".example": false, "a..b": false, "Example": false,
-		"a_b.example": false, "-a.example": false, "a-.example": false, "bücher.example": false, "a b": false, "a\n": false, "10.0.0.1": false,
-		"10": false, "*.example": false, "a/b": false, "${POD}": false, "example:80": false,
+		"example": true, "apps.example.org": true, "a-b.xn--bcher-kva.example": true, "1.example": true,
+		"10.0.0.a1": true, longest: true,
+		longest + "b": false, label + "a.example": false,
+		"": false, ".": false, "example.": false, ".example": false, "a..b": false, "Example": false,
+		"a_b.example": false, "-a.example": false, "a-.example": false, "bücher.example": false, "a b": false,
+		"a\n": false, "10.0.0.1": false, "10": false, "*.example": false, "a/b": false, "${POD}": false,
+		"example:80": false,
 	} {
 		var errs field.Errors
 		if record.CheckDomain(&errs, "domain", domain); (len(errs) == 0) != good {
@@ -30,7 +33,10 @@ func TestCheckDomain(t *testing.T) {
 	}
 	host := record.HostOf(strings.Repeat("s", record.MaxNameBytes), longest)
 	m := manifest.Manifest{
-		Version: 1, ID: "a", Launchables: []manifest.Launchable{{Name: "a", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/a"}}},
+		Version: 1, ID: "a",
+		Launchables: []manifest.Launchable{
+			{Name: "a", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/a"}},
+		},
 		Service: &manifest.Service{Meta: map[string]string{record.HostMeta: host}},
 	}
 	if errs := m.Validate(); len(host) != 253 || errs != nil {

@@ -13,17 +13,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Deployed is the record at deployments/<service>/spec: the document in effect, or on its way. By and At say who wrote
-// it last, and when: a change of numbers or knobs writes it again.
+// Deployed is the record at deployments/<service>/spec: the document in effect, or the one that a rollout under way
+// brings into effect. By and At are of the last write, also of counts or knobs.
 type Deployed struct {
-	ID       string      `json:"id"` // ULID of the service, with which the ids of its controllers begin; one that is made again after its deletion has another
+	// ULID of the service. The ids of its controllers begin with it. A service that is deleted and created again gets
+	// another id.
+	ID       string      `json:"id"`
 	Service  string      `json:"service"`
 	Revision int64       `json:"revision"` // from 1
 	RC       string      `json:"rc"`       // id of its controller
 	Spec     ServiceSpec `json:"spec"`     // resolved
 	By       string      `json:"by"`
 	At       time.Time   `json:"at"`
-	Rollout  string      `json:"rollout,omitempty"` // id of the one that it was deployed by; empty: none was needed
+	Rollout  string      `json:"rollout,omitempty"` // id of the rollout that deployed it; empty: none was needed
 }
 
 // Check reports why a stored record cannot be acted on.
@@ -43,15 +45,14 @@ func (d *Deployed) Check() error {
 	return checkStored(errs, d.Revision, &d.Spec)
 }
 
-// checkStored reports numbers of a stored document that no document may have, besides the mistakes that are known.
 func checkStored(errs field.Errors, revision int64, s *ServiceSpec) error {
 	field.CheckRange(&errs, "revision", revision, 1, rc.MaxGeneration)
 	errs.Nest("spec", s.validateLimits())
 	return errs.Err()
 }
 
-// Entry is the record at deployments/<service>/history/<rev>: what was deployed, and what came of it. By and At say who
-// made the revision, and when; its document is the one that it had last.
+// Entry is the record at deployments/<service>/history/<rev>: a revision and its outcome. Spec is the revision's last
+// document.
 type Entry struct {
 	Service  string            `json:"service"`
 	Revision int64             `json:"revision"`
@@ -65,7 +66,7 @@ type Entry struct {
 	Ending
 }
 
-// Ending is which rollout a revision was deployed by, and what came of it.
+// Ending is how a revision was deployed.
 type Ending struct {
 	Rollout string        `json:"rollout,omitempty"`  // id; empty: none was needed
 	EndedAt *time.Time    `json:"ended_at,omitempty"` // nil: it is under way
@@ -73,11 +74,11 @@ type Ending struct {
 	Reason  string        `json:"reason,omitempty"`
 }
 
-// ErrOtherRollout means that an entry is not about a rollout, or has its ending already.
+// ErrOtherRollout means that an entry is of another rollout, or has an outcome already.
 var ErrOtherRollout = errors.New("the entry is of another rollout, or has an outcome")
 
-// Into returns a stored entry with how its rollout ended. All else in it stays as it is, fields of later versions too. It returns
-// ErrOtherRollout, or why the entry cannot be read.
+// Into returns a stored entry with the ending. It keeps all other fields, also those that only later versions know. The
+// error is ErrOtherRollout, or why the entry cannot be read.
 func (e Ending) Into(entry []byte) ([]byte, error) {
 	var before Ending
 	if err := json.Unmarshal(entry, &before); err != nil {
@@ -105,20 +106,20 @@ func (e *Entry) Check() error {
 	return checkStored(nil, e.Revision, &e.Spec)
 }
 
-// Controller is one of a service's revisions as it was read.
+// Controller is one of a service's controllers, as it was read.
 type Controller struct {
 	RC     rc.RC
 	Index  uint64
 	Status *rc.Status // nil: its owner has not reported
 }
 
-// HasPods reports whether the controller has pods, or may get some.
+// HasPods reports whether the controller has pods or may get pods.
 func (c *Controller) HasPods() bool {
 	seen := rollout.Seen{RC: c.RC, Status: c.Status}
 	return seen.HasPods()
 }
 
-// Service is what is known about a service that is there.
+// Service is an existing service with all its records.
 type Service struct {
 	Deployed    Deployed
 	Index       uint64       // of that record
@@ -128,20 +129,21 @@ type Service struct {
 	History     []Entry // the oldest first
 }
 
-// Controller returns one of the service's controllers by its id, nil where it has none of that id.
+// Controller returns nil for an unknown id.
 func (s *Service) Controller(id string) *Controller {
 	return field.Find(s.Controllers, func(c *Controller) bool { return c.RC.ID == id })
 }
 
-// Others returns the controllers besides one, without those that are being deleted.
+// Others returns the controllers except this one, and except those that are being deleted.
 func (s *Service) Others(id string) []Controller {
-	return slices.DeleteFunc(slices.Clone(s.Controllers), func(c Controller) bool { return c.RC.ID == id || c.RC.DeletedAt != nil })
+	return slices.DeleteFunc(slices.Clone(s.Controllers), func(c Controller) bool {
+		return c.RC.ID == id || c.RC.DeletedAt != nil
+	})
 }
 
-// InEffect returns the revision whose pods make the service: the one deployed last or, where its rollout failed, the
-// newest that was done before and has pods. While a rollout is under way it is the one that it goes to. After a failed
-// rollout the counts are those that the revision's controller asks for: somebody may have scaled the service while the
-// rollout was under way.
+// InEffect returns the revision whose pods make up the service: the last deployed one, also while its rollout is under
+// way. If that rollout failed, it is the newest earlier revision with the outcome done and with pods. The counts then
+// come from its controller, because somebody may have scaled the service during the rollout.
 func (s *Service) InEffect() Deployed {
 	last := s.Entry(s.Deployed.Revision)
 	if s.Rollout != nil || last == nil || last.Outcome != rollout.Failed {
@@ -152,14 +154,17 @@ func (s *Service) InEffect() Deployed {
 		return s.Deployed
 	}
 	spec := e.Spec
-	if !slices.ContainsFunc(s.Others(e.RC), func(o Controller) bool { return o.RC.Desired() > 0 }) { // else it went back half the way
+	if !slices.ContainsFunc(s.Others(e.RC), func(o Controller) bool { return o.RC.Desired() > 0 }) {
 		spec = *spec.WithCounts(s.Controller(e.RC).RC.ReplicaGroups)
 	}
-	return Deployed{ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: spec, By: e.By, At: e.At, Rollout: e.Rollout}
+	return Deployed{
+		ID: s.Deployed.ID, Service: e.Service, Revision: e.Revision, RC: e.RC, Spec: spec, By: e.By,
+		At: e.At, Rollout: e.Rollout,
+	}
 }
 
-// LastDone returns the newest entry, besides that of one revision, whose rollout was done or which needed none, and
-// whose controller has pods. A rollout that fails goes back to it. Nil where there is none.
+// LastDone returns the entry to which a failed rollout goes back, nil for none: the newest one with the outcome done,
+// or without a rollout, whose controller has pods. It skips the revision besides.
 func (s *Service) LastDone(besides int64) *Entry {
 	for i := range slices.Backward(s.History) {
 		e := &s.History[i]
@@ -173,13 +178,13 @@ func (s *Service) LastDone(besides int64) *Entry {
 	return nil
 }
 
-// Entry returns what a revision was, nil where nothing is known of it.
+// Entry returns the history entry of a revision, nil for none.
 func (s *Service) Entry(revision int64) *Entry {
 	return field.Find(s.History, func(e *Entry) bool { return e.Revision == revision })
 }
 
-// KnownDigests returns the digest of each artifact in the newest of the entries that have it, by the artifact's URL.
-// The entries may be of several services, in any order.
+// KnownDigests returns the newest digest of each artifact, by URL. The entries may be of several services, in any
+// order.
 func KnownDigests(entries []Entry) map[string]string {
 	oldestFirst := slices.SortedFunc(slices.Values(entries), func(a, b Entry) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Revision, b.Revision))
@@ -199,14 +204,14 @@ func KnownDigests(entries []Entry) map[string]string {
 func DigestsOf(m *manifest.Manifest) map[string]string {
 	digests := map[string]string{}
 	for i := range m.Launchables {
-		if a := m.Launchables[i].Artifact; a.Kind == manifest.ArtifactTar {
+		if a := m.Launchables[i].Artifact; a.IsFetched() {
 			digests[a.URL] = a.SHA256
 		}
 	}
 	return digests
 }
 
-// NextRevision returns a number that no revision has had. The id of the revision's controller is made of it.
+// NextRevision returns a number that no revision has had, because the id of a controller has it.
 func (s *Service) NextRevision() int64 {
 	last := s.Deployed.Revision
 	for i := range s.History {
@@ -220,25 +225,26 @@ func (s *Service) NextRevision() int64 {
 	return last + 1
 }
 
-// Draft is all that a plan writes, in one transaction.
+// Draft is what a plan writes, in one transaction.
 type Draft struct {
 	Service string
-	Seen    *Service // what it was made from, with the indices that are its conditions; nil: there must be no such service
-	// Settings is the index of the cluster's settings that the document's host name is of, zero where there were none:
-	// they must be the same still. Nil: the document does not depend on them.
+	// Seen is the service that the draft was made from. Its records must have the same indices. nil: there must be no
+	// such service.
+	Seen *Service
+	// Settings is the index that the cluster's settings (with the domain) must still have, zero for none. nil: the
+	// document does not depend on them.
 	Settings *uint64
-	// Manifests are the new ones, in canonical JSON by digest.
+	// Manifests are the new manifests in canonical JSON, by digest.
 	Manifests  map[string][]byte
-	Signatures map[string]string // of those, where there are any
+	Signatures map[string]string // of the manifests that have one
 	Create     []rc.RC           // new controllers
-	Change     []rc.RC           // controllers that are there, each with its next generation where that moves
+	Change     []rc.RC           // existing controllers, with the next generation if it changes
 	Delete     []string
-	// Rollout is the record of the rollout; nil: none is needed.
+	// Rollout is nil if none is needed.
 	Rollout  *rollout.Record
 	Deployed Deployed
 	Entry    Entry
-	// Forget are the revisions whose history goes.
-	Forget []int64
-	Audit  []string // what changes in the document
-	Steps  []string // what the rollout begins with
+	Forget   []int64  // revisions whose history entries are removed
+	Audit    []string // changes of the document
+	Steps    []string // first steps of the rollout
 }

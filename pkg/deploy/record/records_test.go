@@ -17,7 +17,7 @@ import (
 
 func group(role string, n int) rc.ReplicaGroup { return rc.ReplicaGroup{Role: role, Count: &n} }
 
-// Counts go over by role. What has no counts keeps none.
+// Counts are taken over by role. A document without counts gets none.
 func TestWithCounts(t *testing.T) {
 	t.Parallel()
 	three := 3
@@ -26,12 +26,32 @@ func TestWithCounts(t *testing.T) {
 		present []rc.ReplicaGroup
 		want    []rc.ReplicaGroup
 	}{
-		"replicas":      {record.ServiceSpec{Replicas: &three}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}},
-		"another role":  {record.ServiceSpec{Replicas: &three}, []rc.ReplicaGroup{group("cache", 5)}, []rc.ReplicaGroup{group(rc.DefaultRole, 3)}},
-		"one of two":    {record.ServiceSpec{ReplicaGroups: []rc.ReplicaGroup{group("a", 1), group("b", 2)}}, []rc.ReplicaGroup{group("b", 9)}, []rc.ReplicaGroup{group("a", 1), group("b", 9)}},
-		"no number":     {record.ServiceSpec{Replicas: &three}, []rc.ReplicaGroup{{Role: rc.DefaultRole}}, []rc.ReplicaGroup{group(rc.DefaultRole, 3)}},
-		"on each node":  {record.ServiceSpec{Mode: rc.EachNode}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}, nil},
-		"to each node":  {record.ServiceSpec{Mode: rc.EachNode, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole}}}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}, []rc.ReplicaGroup{{Role: rc.DefaultRole}}},
+		"replicas": {
+			record.ServiceSpec{Replicas: &three},
+			[]rc.ReplicaGroup{group(rc.DefaultRole, 5)},
+			[]rc.ReplicaGroup{group(rc.DefaultRole, 5)},
+		},
+		"another role": {
+			record.ServiceSpec{Replicas: &three},
+			[]rc.ReplicaGroup{group("cache", 5)},
+			[]rc.ReplicaGroup{group(rc.DefaultRole, 3)},
+		},
+		"one of two": {
+			record.ServiceSpec{ReplicaGroups: []rc.ReplicaGroup{group("a", 1), group("b", 2)}},
+			[]rc.ReplicaGroup{group("b", 9)},
+			[]rc.ReplicaGroup{group("a", 1), group("b", 9)},
+		},
+		"no number": {
+			record.ServiceSpec{Replicas: &three},
+			[]rc.ReplicaGroup{{Role: rc.DefaultRole}},
+			[]rc.ReplicaGroup{group(rc.DefaultRole, 3)},
+		},
+		"on each node": {record.ServiceSpec{Mode: rc.EachNode}, []rc.ReplicaGroup{group(rc.DefaultRole, 5)}, nil},
+		"to each node": {
+			record.ServiceSpec{Mode: rc.EachNode, ReplicaGroups: []rc.ReplicaGroup{{Role: rc.DefaultRole}}},
+			[]rc.ReplicaGroup{group(rc.DefaultRole, 5)},
+			[]rc.ReplicaGroup{{Role: rc.DefaultRole}},
+		},
 		"from no group": {record.ServiceSpec{Replicas: &three}, nil, []rc.ReplicaGroup{group(rc.DefaultRole, 3)}},
 	} {
 		before, _ := json.Marshal(tc.spec)
@@ -44,8 +64,8 @@ func TestWithCounts(t *testing.T) {
 	}
 }
 
-// After a failed rollout the counts in effect are those that the controller asks for: the service may have been scaled
-// meanwhile.
+// After a failed rollout, the counts in effect come from the controller, because the service may have been scaled
+// during the rollout.
 func TestCountsInEffectAfterAFailedRollout(t *testing.T) {
 	t.Parallel()
 	three := 3
@@ -56,19 +76,22 @@ func TestCountsInEffectAfterAFailedRollout(t *testing.T) {
 			{Revision: 1, RC: "u-1", Spec: spec, Ending: record.Ending{Rollout: "a", Outcome: rollout.Done}},
 			{Revision: 2, RC: "u-2", Spec: spec, Ending: record.Ending{Rollout: "b", Outcome: rollout.Failed}},
 		},
-		Controllers: []record.Controller{{RC: rc.RC{ID: "u-1", ReplicaGroups: []rc.ReplicaGroup{group(rc.DefaultRole, 5)}}}},
+		Controllers: []record.Controller{
+			{RC: rc.RC{ID: "u-1", ReplicaGroups: []rc.ReplicaGroup{group(rc.DefaultRole, 5)}}},
+		},
 	}
 	if d := svc.InEffect(); d.Revision != 1 || d.Spec.Total() != 5 {
 		t.Errorf("revision %d with %d pods", d.Revision, d.Spec.Total())
 	}
-	// A way back that was given up leaves a part of the pods: that is no number that was asked for.
-	svc.Controllers = append(svc.Controllers, record.Controller{RC: rc.RC{ID: "u-2", ReplicaGroups: []rc.ReplicaGroup{group(rc.DefaultRole, 1)}}})
+	// An aborted rollback leaves only some of the pods. Nobody asked for this number.
+	svc.Controllers = append(svc.Controllers,
+		record.Controller{RC: rc.RC{ID: "u-2", ReplicaGroups: []rc.ReplicaGroup{group(rc.DefaultRole, 1)}}})
 	if d := svc.InEffect(); d.Revision != 1 || d.Spec.Total() != 3 {
-		t.Errorf("half the way back: revision %d with %d pods", d.Revision, d.Spec.Total())
+		t.Errorf("aborted rollback: revision %d with %d pods", d.Revision, d.Spec.Total())
 	}
 }
 
-// The newest digest of each artifact counts. Neither the service nor the order of the entries matters.
+// The newest digest of each artifact is used. Neither the service nor the order of the entries matters.
 func TestKnownDigests(t *testing.T) {
 	t.Parallel()
 	at := func(minutes int) time.Time { return time.Date(2026, 1, 2, 3, minutes, 0, 0, time.UTC) }
@@ -98,7 +121,8 @@ func TestKnownDigests(t *testing.T) {
 	}
 }
 
-// An ending leaves all else of an entry as it is, what a later version wrote too; and it is written once, and for its own rollout.
+// An ending changes no other field of an entry, not even fields that only a later version knows. It is written once,
+// and only for its own rollout.
 func TestEndingOfAnEntry(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

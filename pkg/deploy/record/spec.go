@@ -9,54 +9,60 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// ServiceSpec is the document that a user deploys: what runs, how often, where, and how a change of it is rolled out.
+// ServiceSpec is the document that a user deploys: the pod, the number of replicas, their nodes, and the rollout.
 type ServiceSpec struct {
-	// Name of the service; empty: GenerateServiceName makes one of the first artifact's.
-	Name          string             `json:"name,omitempty"`
-	Labels        map[string]string  `json:"labels,omitempty"` // of its controllers; farms select by them
-	NodeSelector  string             `json:"node_selector,omitempty"`
-	Mode          rc.Mode            `json:"mode,omitempty" feature:"each-node"` // default: replicas
-	Replicas      *int               `json:"replicas,omitempty"`                 // short for one replica group of rc.DefaultRole
-	ReplicaGroups []rc.ReplicaGroup  `json:"replica_groups,omitempty"`
-	PodLabels     map[string]string  `json:"pod_labels,omitempty"`
-	MaxPerNode    int                `json:"max_per_node,omitempty"`
-	Spread        rc.Spread          `json:"spread,omitzero"`
-	Affinity      []rc.Preference    `json:"affinity,omitempty" feature:"placing"`
-	Placing       rc.Placing         `json:"placing,omitempty" feature:"placing"` // default: spread
-	NodeLoss      rc.NodeLoss        `json:"node_loss,omitzero"`
-	Strategy      rc.Strategy        `json:"strategy,omitempty"` // of allocation: dynamic or static; default: see rc.Allocation
-	Progress      *field.Duration    `json:"progress_deadline,omitempty"`
-	Digests       Policy             `json:"digests,omitempty"` // where the digests come from that the document leaves out; default: missing
-	Update        rollout.Knobs      `json:"update,omitzero"`
-	PreDeploy     *PreDeploy         `json:"pre_deploy,omitempty"`
-	Pod           *manifest.Manifest `json:"pod"`
+	// Name of the service; empty: GenerateServiceName makes a name from the URL of the first artifact.
+	Name         string            `json:"name,omitempty"`
+	Labels       map[string]string `json:"labels,omitempty"` // of its controllers; farms select by them
+	NodeSelector string            `json:"node_selector,omitempty"`
+	Mode         rc.Mode           `json:"mode,omitempty" feature:"each-node"` // default: replicas
+	// short for one replica group of rc.DefaultRole
+	Replicas      *int              `json:"replicas,omitempty"`
+	ReplicaGroups []rc.ReplicaGroup `json:"replica_groups,omitempty"`
+	PodLabels     map[string]string `json:"pod_labels,omitempty"`
+	MaxPerNode    int               `json:"max_per_node,omitempty"`
+	Spread        rc.Spread         `json:"spread,omitzero"`
+	Affinity      []rc.Preference   `json:"affinity,omitempty" feature:"placing"`
+	Placing       rc.Placing        `json:"placing,omitempty" feature:"placing"` // default: spread
+	NodeLoss      rc.NodeLoss       `json:"node_loss,omitzero"`
+	// of allocation: dynamic or static; default: see rc.Allocation
+	Strategy rc.Strategy     `json:"strategy,omitempty"`
+	Progress *field.Duration `json:"progress_deadline,omitempty"`
+	// source of the digests that the document leaves out; default: missing
+	Digests   Policy             `json:"digests,omitempty"`
+	Update    rollout.Knobs      `json:"update,omitzero"`
+	PreDeploy *PreDeploy         `json:"pre_deploy,omitempty"`
+	Pod       *manifest.Manifest `json:"pod"`
 }
 
-// Policy says where the digest of an artifact comes from that the document does not pin.
+// Policy names the source of the digest of an artifact that the document does not pin.
 type Policy string
 
 // The policies.
 const (
-	Always  Policy = "always"  // the source is asked now
-	Missing Policy = "missing" // the newest in the history of any service; the source is asked where there is none
-	Never   Policy = "never"   // the newest in the history of any service, and no other
+	Always Policy = "always" // the artifact itself is read
+	// Missing: the newest digest in the history of any service is used. If there is none, the artifact is read.
+	Missing Policy = "missing"
+	Never   Policy = "never" // only the newest digest in the history of any service
 )
 
 // PreDeploy is a program that runs once, to its end, before the first pod of a new revision starts.
 type PreDeploy struct {
-	Command string            `json:"command,omitempty"` // in the first launchable's artifact; default: as the launchable
+	// in the first launchable's artifact; default: the launchable's command
+	Command string            `json:"command,omitempty"`
 	Args    []string          `json:"args,omitempty"`
-	Env     map[string]string `json:"env,omitempty"` // besides the launchable's
+	Env     map[string]string `json:"env,omitempty"` // in addition to the launchable's
 }
 
-// Decode reads the document of one service strictly and validates it. Mistakes come back as field.Errors.
+// Decode reads and validates the document of one service strictly. It returns mistakes as field.Errors.
 func Decode(data []byte) (*ServiceSpec, error) { return field.Read[ServiceSpec](data) }
 
-// Knobs returns how the service is rolled out: in place where its pods stay on their nodes, or have volumes, and the
-// document names no strategy.
+// Knobs returns the knobs of a rollout. Without a strategy in the document, it is in-place if pods must stay on their
+// nodes or have volumes.
 func (s *ServiceSpec) Knobs() rollout.Knobs { return s.KnobsAfter(nil) }
 
-// KnobsAfter is Knobs for a service that has had another document: pods of that one may have to stay, too. nil: none.
+// KnobsAfter is Knobs after the document before (nil: a new service). It is in-place also if the pods of that document
+// must stay on their nodes.
 func (s *ServiceSpec) KnobsAfter(before *ServiceSpec) rollout.Knobs {
 	k := s.Update
 	if k.Strategy != "" || k.Order != "" || k.Canary != nil {
@@ -68,10 +74,10 @@ func (s *ServiceSpec) KnobsAfter(before *ServiceSpec) rollout.Knobs {
 	return k
 }
 
-// Anchor is why pods of a service have no successors elsewhere, in two parts of a sentence.
+// Anchor is why pods have no successors elsewhere, in two parts of a sentence.
 type Anchor struct{ What, Why string }
 
-// Anchored returns why pods of the service must stay where they are, nil if they need not.
+// Anchored returns why pods must stay on their nodes, nil if they need not.
 func (s *ServiceSpec) Anchored() *Anchor {
 	switch {
 	case s.Mode == rc.EachNode:
@@ -87,10 +93,10 @@ func (s *ServiceSpec) Anchored() *Anchor {
 	}
 }
 
-// Allocation returns the strategy of allocation of the service's controllers.
+// Allocation returns the strategy of the service's controllers.
 func (s *ServiceSpec) Allocation() rc.Strategy { return rc.Allocation(s.Strategy, s.Mode, s.Pod) }
 
-// Groups returns the replica groups, whichever way the document names them.
+// Groups returns the groups in both forms of the document.
 func (s *ServiceSpec) Groups() []rc.ReplicaGroup {
 	if s.Replicas != nil {
 		return []rc.ReplicaGroup{{Role: rc.DefaultRole, Count: s.Replicas}}
@@ -98,8 +104,8 @@ func (s *ServiceSpec) Groups() []rc.ReplicaGroup {
 	return slices.Clone(s.ReplicaGroups)
 }
 
-// WithCounts returns the document with the counts that other groups have, by role. A role that is not among them keeps
-// its own, and so does a document that has a pod on each node.
+// WithCounts returns the document with the counts of groups, by role. Other roles keep their counts, and a document
+// with a pod on each node does not change.
 func (s *ServiceSpec) WithCounts(groups []rc.ReplicaGroup) *ServiceSpec {
 	out := *s
 	if s.Mode == rc.EachNode {
@@ -108,7 +114,8 @@ func (s *ServiceSpec) WithCounts(groups []rc.ReplicaGroup) *ServiceSpec {
 	out.ReplicaGroups, out.Replicas = s.Groups(), nil
 	for i := range out.ReplicaGroups {
 		g := &out.ReplicaGroups[i]
-		if same := field.Find(groups, func(o *rc.ReplicaGroup) bool { return o.Role == g.Role }); same != nil && same.Count != nil {
+		if same := field.Find(groups, func(o *rc.ReplicaGroup) bool { return o.Role == g.Role }); same != nil &&
+			same.Count != nil {
 			n := *same.Count
 			g.Count = &n
 		}
@@ -116,23 +123,17 @@ func (s *ServiceSpec) WithCounts(groups []rc.ReplicaGroup) *ServiceSpec {
 	return &out
 }
 
-// Total returns how many replicas there are of all groups.
+// Total returns the number of replicas of all groups.
 func (s *ServiceSpec) Total() int {
 	return rc.Total(s.Groups())
 }
 
-// PerNode returns how many of its pods a node takes, 0 for no limit.
-func (s *ServiceSpec) PerNode() int {
-	if s.Mode == rc.EachNode {
-		return 1
-	}
-	return s.MaxPerNode
-}
-
-// RCSpec returns the document of a controller that runs the service.
+// RCSpec returns the document of the service's controller.
 func (s *ServiceSpec) RCSpec(name string) *rc.Spec {
 	return &rc.Spec{
-		Name: name, Labels: s.Labels, NodeSelector: s.NodeSelector, Mode: s.Mode, ReplicaGroups: s.Groups(), PodLabels: s.PodLabels, MaxPerNode: s.MaxPerNode,
-		Spread: s.Spread, Affinity: s.Affinity, Placing: s.Placing, NodeLoss: s.NodeLoss, ProgressDeadline: s.Progress, Strategy: s.Strategy, Pod: s.Pod,
+		Name: name, Labels: s.Labels, NodeSelector: s.NodeSelector, Mode: s.Mode, ReplicaGroups: s.Groups(),
+		PodLabels: s.PodLabels, MaxPerNode: s.MaxPerNode,
+		Spread: s.Spread, Affinity: s.Affinity, Placing: s.Placing, NodeLoss: s.NodeLoss, ProgressDeadline: s.Progress,
+		Strategy: s.Strategy, Pod: s.Pod,
 	}
 }

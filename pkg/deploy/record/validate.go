@@ -13,10 +13,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// MaxNameBytes bounds the name of a service; those of its controllers are longer.
+// MaxNameBytes limits a service's name. The names of its controllers are longer.
 const MaxNameBytes = 50
 
-// unpinned stands for a digest that a document leaves out while the rest of it is checked.
 var unpinned = strings.Repeat("0", 64)
 
 // Validate reports every mistake in the document, with paths from its top.
@@ -46,39 +45,37 @@ func (s *ServiceSpec) Validate() field.Errors {
 	return errs
 }
 
-// validateLimits records what must hold of a stored document, too.
 func (s *ServiceSpec) validateLimits() field.Errors {
 	errs := s.RCSpec(s.Name).Limits()
 	errs.Nest("update", s.Update.Validate())
 	return errs
 }
 
-// validateMode refuses what cannot be where pods stay on their nodes, or are one on each.
 func (s *ServiceSpec) validateMode(errs *field.Errors) {
 	knobs := s.Knobs()
-	if a := s.Anchored(); a != nil && knobs.Kind() != rollout.InPlaceStrategy {
+	if a := s.Anchored(); a != nil && knobs.StrategyName() != rollout.InPlaceStrategy {
 		const allowed = "in-place where "
 		switch because := a.What + ": " + a.Why; {
 		case s.Update.Strategy != "":
 			errs.Add("update.strategy", s.Update.Strategy, allowed+because)
 		case s.Update.Canary != nil:
-			errs.Add("update.canary", field.Text("a map"), "nothing, since update.strategy is "+allowed+because)
+			errs.Add("update.canary", field.Text("a map"), "none, because update.strategy is "+allowed+because)
 		default:
-			errs.Add("update.order", s.Update.Order, "nothing, since update.strategy is "+allowed+because)
+			errs.Add("update.order", s.Update.Order, "none, because update.strategy is "+allowed+because)
 		}
 	}
 	if s.Mode == rc.EachNode && s.PreDeploy != nil {
-		errs.Add("pre_deploy", field.Text("a map"), "nothing where mode is each-node: nothing holds the first pods until it has run")
+		errs.Add("pre_deploy", field.Text("a map"),
+			"nothing where mode is each-node, because the first pods would not wait for it")
 	}
 }
 
-// validateStageTimeout refuses a limit that every stage would reach, whatever its pods do.
 func (s *ServiceSpec) validateStageTimeout(errs *field.Errors) {
 	if s.Pod == nil {
 		return
 	}
 	knobs := s.Knobs()
-	takes := StageTakes(knobs.Kind(), s.Pod, s.Pod)
+	takes := StageTakes(knobs.StrategyName(), s.Pod, s.Pod)
 	if takes.Within(&s.Update) {
 		return
 	}
@@ -89,19 +86,22 @@ func (s *ServiceSpec) validateStageTimeout(errs *field.Errors) {
 	errs.Add("update.stage_timeout", value, takes.Allowed())
 }
 
-// LeastStage is how long at the least a stage makes no progress.
+// LeastStage is the least time that a stage makes no progress.
 type LeastStage struct {
 	time.Duration
-	what string // goes on meanwhile
+	what string // happens in that time
 }
 
-// StageTakes returns how long a stage makes no progress for certain: until the first new pod is available, and until the first old one has stopped. In place these
-// are one after the other.
-func StageTakes(kind string, old, next *manifest.Manifest) LeastStage {
+// StageTakes returns the least time that a stage makes no progress: until the first new pod is available and the first
+// old one has stopped. In place, one follows the other.
+func StageTakes(strategy string, old, next *manifest.Manifest) LeastStage {
 	drain, ready := old.DrainFor(), next.ReadyAfter()
 	switch {
-	case kind == rollout.InPlaceStrategy:
-		return LeastStage{drain + ready, "a pod serves on (pod.service.drain) and then runs before it is available (pod.min_ready)"}
+	case strategy == rollout.InPlaceStrategy:
+		return LeastStage{
+			drain + ready,
+			"a pod serves on (pod.service.drain) and then runs before it is available (pod.min_ready)",
+		}
 	case drain > ready:
 		return LeastStage{drain, "a pod serves on before it stops (pod.service.drain)"}
 	default:
@@ -109,13 +109,13 @@ func StageTakes(kind string, old, next *manifest.Manifest) LeastStage {
 	}
 }
 
-// Within reports whether the stage may take longer than that.
+// Within reports whether the stage timeout is longer than l, or is off.
 func (l LeastStage) Within(k *rollout.Knobs) bool {
 	limit := k.StageTimeout.Or(rollout.DefaultStageTimeout)
 	return limit <= 0 || limit > l.Duration
 }
 
-// Allowed says in words what update.stage_timeout may be.
+// Allowed describes which values update.stage_timeout may have.
 func (l LeastStage) Allowed() string {
 	return fmt.Sprintf("more than %s, for which %s, or 0s for no limit", l.Duration, l.what)
 }
@@ -123,14 +123,13 @@ func (l LeastStage) Allowed() string {
 // ServiceLabel is the label of each controller that is a revision of a service.
 const ServiceLabel = "service"
 
-// Unpinned reports whether an artifact of a manifest lacks its digest, which a deployment finds out.
+// Unpinned reports whether an artifact of a manifest has no digest.
 func Unpinned(m *manifest.Manifest) bool {
 	return slices.ContainsFunc(m.Launchables, func(l manifest.Launchable) bool { return lacksDigest(&l.Artifact) })
 }
 
-func lacksDigest(a *manifest.Artifact) bool { return a.Kind == manifest.ArtifactTar && a.SHA256 == "" }
+func lacksDigest(a *manifest.Artifact) bool { return a.IsFetched() && a.SHA256 == "" }
 
-// pinned returns a manifest in which no digest is missing. It may be nil.
 func pinned(m *manifest.Manifest) *manifest.Manifest {
 	if m == nil {
 		return nil

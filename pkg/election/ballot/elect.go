@@ -7,64 +7,64 @@ import (
 	"strings"
 )
 
-// Pings are what Elect needs to know besides the candidates: the lease, and the round that is open.
+// Pings has what Elect needs of the lease and the open round.
 type Pings struct {
 	Lease   string
-	Held    bool   // somebody holds the lock
-	Holder  string // who, by the lock's value; it may be no candidate
-	Round   string // nonce of the round that is open; empty: none is
-	Over    bool   // no more answers are waited for
+	Held    bool   // the lock is held
+	Holder  string // id of the holder, from the lock's value; it may not be a candidate
+	Round   string // nonce of the open round; empty: none
+	Over    bool   // the time for answers is over
 	Pin     string // see Round
 	Without []Ref  // see Round
 }
 
-// Action is what follows from a verdict.
+// Action is what a candidate must do after a verdict.
 type Action string
 
 // The actions.
 const (
-	Leave  Action = "leave"  // nothing is changed: nobody can be chosen, or the lease is not ours to give
-	Keep   Action = "keep"   // the holder stays
+	Leave  Action = "leave"  // change nothing: no candidate can be chosen, or another program assigns the lease
+	Keep   Action = "keep"   // the holder keeps the lease
 	Ask    Action = "ask"    // a round must be opened
-	Wait   Action = "wait"   // for answers
-	Choose Action = "choose" // Chosen is to hold the lease
+	Wait   Action = "wait"   // wait for answers
+	Choose Action = "choose" // Chosen must take the lease
 )
 
-// ConditionType names something about an election that somebody should look at.
+// ConditionType is a state that needs attention.
 type ConditionType string
 
 // The conditions.
 const (
-	StrategyConflict ConditionType = "StrategyConflict" // equal highest versions name different strategies
-	UnknownStrategy  ConditionType = "UnknownStrategy"  // some other program assigns the lease
-	AllSilent        ConditionType = "AllSilent"        // nobody answered
-	PinAbsent        ConditionType = "PinAbsent"        // the pinned one cannot be chosen, or has not answered
-	OutOfElection    ConditionType = "Excluded"         // candidates live that cannot be chosen
+	StrategyConflict ConditionType = "StrategyConflict" // candidates of the highest version name different strategies
+	UnknownStrategy  ConditionType = "UnknownStrategy"  // another program assigns the lease
+	AllSilent        ConditionType = "AllSilent"        // no candidate answered
+	PinAbsent        ConditionType = "PinAbsent"        // the pinned candidate cannot be chosen, or has not answered
+	OutOfElection    ConditionType = "Excluded"         // a living candidate cannot be chosen
 )
 
-// ConditionTypes are all of them.
+// ConditionTypes are all types.
 var ConditionTypes = []ConditionType{StrategyConflict, UnknownStrategy, AllSilent, PinAbsent, OutOfElection}
 
-// Condition is one that holds, in words.
+// Condition is a state that needs attention and is true now.
 type Condition struct {
 	Type    ConditionType `json:"type"`
 	Message string        `json:"message"`
 }
 
-// Exclusion says why a candidate cannot be chosen.
+// Exclusion is a candidate that cannot be chosen.
 type Exclusion struct {
 	ID     string `json:"id"`
 	Reason string `json:"reason"`
-	Dead   bool   `json:"dead,omitempty"` // nobody lives who wrote the record
+	Dead   bool   `json:"dead,omitempty"` // the record's writer does not live
 }
 
-// Verdict is what Elect found.
+// Verdict is the result of Elect.
 type Verdict struct {
 	Action     Action
-	Chosen     string   // of Choose and Keep
-	Above      []string // of Ask: who goes before the holder, and so has reason to ask; best first
-	Silent     []string // who has not answered the open round
-	Strategy   Strategy // that counts; empty: none does
+	Chosen     string   // for Choose and Keep
+	Above      []string // for Ask: the candidates that are better than the holder, best first
+	Silent     []string // candidates that have not answered the open round
+	Strategy   Strategy // the strategy that applies; empty: none
 	Excluded   []Exclusion
 	Conditions []Condition
 }
@@ -73,19 +73,20 @@ func (v *Verdict) condition(t ConditionType, format string, args ...any) {
 	v.Conditions = append(v.Conditions, Condition{t, fmt.Sprintf(format, args...)})
 }
 
-// Elect says who is to lead. It depends on what it is given only, and not on the order of the candidates.
+// Elect decides who leads. The order of the candidates does not matter.
 //
-//  1. Candidates that are dead, invalid, or of another lease are out. Without any a lease that is held stays as it is, and a free one free.
-//  2. A holder without a living record is some other program's; it stays.
-//  3. The strategy is that of the highest binary version. Where that is none, because candidates of that version disagree or nobody here
-//     knows it, the holder stays, and a free lease free; only a pin decides then.
-//  4. If the best by the records holds the lease, it stays, and nobody needs to be asked.
-//  5. Else those are asked who live. The best of all has the lease as soon as it answers; when no more answers are waited for, the best of
-//     those that answered has it. A holder that has not answered gives way to a better one only.
+//  1. Candidates that are dead, invalid, or of another lease are excluded. If none is left, nothing changes.
+//  2. If no living candidate has the holder's id, the holder is another program, and keeps the lease.
+//  3. The candidates with the highest binary version name the strategy. If they disagree, or if this program does not
+//     know it, the holder keeps the lease, and a free lease stays free, unless a candidate is pinned.
+//  4. If the best candidate according to the records is the holder, it keeps the lease without a round.
+//  5. Otherwise a round asks the living candidates. The best gets the lease as soon as it answers or, when the time for
+//     answers is over, the best that answered. A holder that has not answered loses only to a better candidate.
 func Elect(candidates []Candidate, p Pings) Verdict {
 	v := Verdict{Action: Leave}
 	in := v.admit(candidates, p)
-	foreign := p.Held && !slices.ContainsFunc(candidates, func(c Candidate) bool { return c.ID == p.Holder && c.Session != "" })
+	foreign := p.Held &&
+		!slices.ContainsFunc(candidates, func(c Candidate) bool { return c.ID == p.Holder && c.Session != "" })
 	if len(in) == 0 || foreign {
 		return v
 	}
@@ -101,11 +102,10 @@ func Elect(candidates []Candidate, p Pings) Verdict {
 	return v
 }
 
-// election is what the choice among some candidates depends on.
 type election struct {
 	Pings
-	pinned bool                      // somebody is, and can be chosen
-	order  func(a, b *Candidate) int // best first; nil: only the pinned one can be chosen
+	pinned bool                      // a candidate is pinned and can be chosen
+	order  func(a, b *Candidate) int // best first; nil: only the pinned candidate can be chosen
 }
 
 func (v *Verdict) decide(e *election, in []*Candidate) {
@@ -118,8 +118,8 @@ func (v *Verdict) decide(e *election, in []*Candidate) {
 		v.Action, v.Above = Ask, e.above(in)
 		return
 	}
-	var voters []*Candidate // those that answered, and the holder
-	answered := false       // somebody has
+	var voters []*Candidate // the candidates that answered, and the holder
+	answered := false       // any candidate has answered
 	for _, c := range in {
 		switch {
 		case c.Record.Round == e.Round:
@@ -133,7 +133,7 @@ func (v *Verdict) decide(e *election, in []*Candidate) {
 		}
 	}
 	switch {
-	case best.Record.Round == e.Round: // whoever else answers changes nothing
+	case best.Record.Round == e.Round: // the best candidate has answered, so other answers change nothing
 		v.Action, v.Chosen = Choose, best.ID
 		return
 	case !e.Over:
@@ -154,7 +154,8 @@ func (v *Verdict) decide(e *election, in []*Candidate) {
 	}
 }
 
-// best returns who goes before the others. It is nil where there is no order, and the pinned one is not among them.
+// best puts the pinned candidate first, and candidates in Without last. Without an order, it returns the pinned
+// candidate or nil.
 func (e *election) best(of []*Candidate) *Candidate {
 	if i := slices.IndexFunc(of, func(c *Candidate) bool { return e.pinned && c.ID == e.Pin }); i >= 0 {
 		return of[i]
@@ -162,14 +163,15 @@ func (e *election) best(of []*Candidate) *Candidate {
 	if e.order == nil {
 		return nil
 	}
-	free := slices.DeleteFunc(slices.Clone(of), func(c *Candidate) bool { return slices.ContainsFunc(e.Without, func(r Ref) bool { return r.is(*c) }) })
+	free := slices.DeleteFunc(slices.Clone(of),
+		func(c *Candidate) bool { return slices.ContainsFunc(e.Without, func(r Ref) bool { return r.is(*c) }) })
 	if len(free) > 0 {
 		of = free
 	}
 	return slices.MinFunc(of, e.order)
 }
 
-// above returns who goes before the holder; without one everybody does.
+// If there is no holder, above returns all candidates.
 func (e *election) above(in []*Candidate) []string {
 	left := slices.Clone(in)
 	var ids []string
@@ -184,20 +186,22 @@ func (e *election) above(in []*Candidate) []string {
 	return ids
 }
 
-// admit returns those that can be chosen, in the order of their ids, and says why the others cannot.
+// admit returns the candidates that can be chosen, sorted by id.
 func (v *Verdict) admit(candidates []Candidate, p Pings) []*Candidate {
 	var in []*Candidate
 	for i := range candidates {
 		c := &candidates[i]
 		switch err := c.Record.Validate(); {
 		case c.Session == "":
-			v.Excluded = append(v.Excluded, Exclusion{ID: c.ID, Reason: "nobody lives who wrote the record", Dead: true})
+			v.Excluded = append(v.Excluded,
+				Exclusion{ID: c.ID, Reason: "nobody lives who wrote the record", Dead: true})
 		case c.Err != nil:
 			v.exclude(c, c.Err)
 		case err != nil:
 			v.exclude(c, err)
 		case c.Record.LeaseName != p.Lease:
-			v.exclude(c, fmt.Errorf("lease_name: %q is not valid; allowed: %q, under which the record is", c.Record.LeaseName, p.Lease))
+			v.exclude(c, fmt.Errorf("lease_name: %q is not valid; allowed: %q, under which the record is",
+				c.Record.LeaseName, p.Lease))
 		default:
 			in = append(in, c)
 		}
@@ -216,24 +220,28 @@ func (v *Verdict) exclude(c *Candidate, why error) {
 	v.Excluded = append(v.Excluded, Exclusion{ID: c.ID, Reason: strings.ReplaceAll(why.Error(), "\n", "; ")})
 }
 
-// strategy finds the strategy that counts, and returns the order that follows from it, nil where none does.
+// strategy returns the order of candidates, or nil if no strategy applies.
 func (v *Verdict) strategy(in []*Candidate, p Pings) func(a, b *Candidate) int {
-	highest := slices.MaxFunc(in, func(a, b *Candidate) int { return compareVersions(a.Record.BinaryVersion, b.Record.BinaryVersion) })
+	highest := slices.MaxFunc(in,
+		func(a, b *Candidate) int { return compareVersions(a.Record.BinaryVersion, b.Record.BinaryVersion) })
 	var named []string
 	for _, c := range in {
-		if s := string(c.Record.Strategy); compareVersions(c.Record.BinaryVersion, highest.Record.BinaryVersion) == 0 && !slices.Contains(named, s) {
+		if s := string(c.Record.Strategy); compareVersions(c.Record.BinaryVersion, highest.Record.BinaryVersion) == 0 &&
+			!slices.Contains(named, s) {
 			named = append(named, s)
 		}
 	}
 	if slices.Sort(named); len(named) > 1 {
-		v.condition(StrategyConflict, "candidates of the highest version, %s, name different strategies: %s", highest.Record.BinaryVersion, strings.Join(named, ", "))
+		v.condition(StrategyConflict, "candidates of the highest version, %s, name different strategies: %s",
+			highest.Record.BinaryVersion, strings.Join(named, ", "))
 		return nil
 	}
 	v.Strategy = highest.Record.Strategy
 	switch v.Strategy {
 	case OldestEmulationVersion:
 		return func(a, b *Candidate) int {
-			return cmp.Or(compareVersions(a.emulates(), b.emulates()), compareVersions(a.Record.BinaryVersion, b.Record.BinaryVersion), older(a, b))
+			return cmp.Or(compareVersions(a.emulates(), b.emulates()),
+				compareVersions(a.Record.BinaryVersion, b.Record.BinaryVersion), older(a, b))
 		}
 	case Newest:
 		return func(a, b *Candidate) int {
@@ -244,17 +252,16 @@ func (v *Verdict) strategy(in []*Candidate, p Pings) func(a, b *Candidate) int {
 			return cmp.Or(p.rank(a)-p.rank(b), older(a, b))
 		}
 	default:
-		v.condition(UnknownStrategy, "the strategy %s of the highest version, %s, is another program's", v.Strategy, highest.Record.BinaryVersion)
+		v.condition(UnknownStrategy, "the strategy %s of the highest version, %s, is another program's", v.Strategy,
+			highest.Record.BinaryVersion)
 		return nil
 	}
 }
 
-// emulates returns the version that a candidate behaves like: its own, unless it says otherwise.
 func (c *Candidate) emulates() string {
 	return cmp.Or(c.Record.EmulationVersion, c.Record.BinaryVersion)
 }
 
-// rank is 0 of the holder.
 func (p *Pings) rank(c *Candidate) int {
 	if p.Held && c.ID == p.Holder {
 		return 0

@@ -10,41 +10,42 @@ import (
 
 // Holder is the value of the lease's lock.
 type Holder struct {
-	ID        string `json:"id,omitempty"`         // of the candidate that took it
-	Round     string `json:"round,omitempty"`      // by which it was chosen; of who gave it up: by which its successor was
-	Since     *Time  `json:"since,omitempty"`      // when it took it
-	Unique    string `json:"stamp,omitempty"`      // another one each time that the lock is taken
-	Last      string `json:"last,omitempty"`       // who gave it up
-	YieldedTo string `json:"yielded_to,omitempty"` // for whom
+	ID string `json:"id,omitempty"` // of the candidate that took the lock
+	// Round is the nonce of the round in which the holder, or the successor of a released lock, was chosen.
+	Round     string `json:"round,omitempty"`
+	Since     *Time  `json:"since,omitempty"`      // when the holder took the lock
+	Unique    string `json:"stamp,omitempty"`      // differs each time that the lock is taken
+	Last      string `json:"last,omitempty"`       // the candidate that released the lock
+	YieldedTo string `json:"yielded_to,omitempty"` // the candidate for which it was released
 }
 
-// Round asks every candidate to answer, and says what operators want.
+// Round asks every candidate to answer, and has what operators requested.
 type Round struct {
 	Nonce    string `json:"nonce"`
 	OpenedBy string `json:"opened_by"`
 	At       Time   `json:"at"`
 	Why      string `json:"why"`
-	Pin      string `json:"pin,omitempty"`     // candidate that goes before all others
-	Without  []Ref  `json:"without,omitempty"` // candidates that go behind all others
+	Pin      string `json:"pin,omitempty"`     // the candidate that comes before all others
+	Without  []Ref  `json:"without,omitempty"` // the candidates that come after all others
 }
 
-// Ref names a candidate until it starts anew.
+// Ref names a candidate until it restarts.
 type Ref struct {
 	ID      string `json:"id"`
 	Created uint64 `json:"created"` // see Candidate
 }
 
-// Lease is what stands on the lease: its lock, and the last round.
+// Lease is the lock, and the last round.
 type Lease struct {
 	Holder      Holder
-	Session     string // that holds the lock; empty: it is free
-	HolderIndex uint64 // at which the lock was last written, taken or freed; zero: there is none
+	Session     string // the session that holds the lock; empty: none
+	HolderIndex uint64 // index at which the lock was last written, taken or released; zero: there is no lock
 	Round       Round
-	RoundIndex  uint64 // at which the round was opened; zero: there is none
+	RoundIndex  uint64 // index at which the round was opened; zero: there is no round
 	Corrupt     []error
 }
 
-// Held reports whether somebody leads.
+// Held reports whether there is a leader.
 func (l *Lease) Held() bool { return l.Session != "" }
 
 // DecodeHolder reads the value of the lock.
@@ -63,10 +64,10 @@ func (l *Lease) DecodeRound(value []byte) {
 	}
 }
 
-// Open reports whether the last round counts: what was answered in it is about now. first is the nonce that was there already when the
-// asking candidate came, whose answers may be of any age.
-//   - A free lease needs a round that was opened since it became free, or the one by which its last holder gave it up.
-//   - On a lease that is held a round is decided by who took the lock in it.
+// Open reports whether the last round is open, so that the answers to it are current. On a held lease, a round is over
+// when a candidate has taken the lock because of it. The round first, which existed when this candidate started, is not
+// open on a held lease, because the answers to it may be old. On a free lease, a round is open if it was opened after
+// the lease became free, or if the last holder released the lease because of it.
 func (l *Lease) Open(first string) bool {
 	nonce := l.Round.Nonce
 	switch {
@@ -79,7 +80,7 @@ func (l *Lease) Open(first string) bool {
 	}
 }
 
-// Pings returns what Elect needs to know about the lease.
+// Pings returns the part of the lease that Elect needs.
 func (l *Lease) Pings(lease, first string, over bool) Pings {
 	p := Pings{Lease: lease, Held: l.Held(), Over: over, Pin: l.Round.Pin, Without: l.Round.Without}
 	if p.Held {
@@ -91,7 +92,7 @@ func (l *Lease) Pings(lease, first string, over bool) Pings {
 	return p
 }
 
-// Next returns the round after the last one. What operators want stays, except about candidates that have started anew.
+// Next keeps the requests of operators, except about candidates that have restarted.
 func (l *Lease) Next(nonce, by, why string, at Time, candidates []Candidate) Round {
 	next := Round{Nonce: nonce, OpenedBy: by, At: at, Why: why, Pin: l.Round.Pin}
 	for _, ref := range l.Round.Without {
@@ -102,7 +103,7 @@ func (l *Lease) Next(nonce, by, why string, at Time, candidates []Candidate) Rou
 	return next
 }
 
-// Put adds a candidate to those that go behind all others.
+// Put puts a candidate behind all other candidates.
 func (r *Round) Put(behind Candidate) {
 	ref := Ref{ID: behind.ID, Created: behind.Created}
 	if !slices.Contains(r.Without, ref) {
@@ -110,15 +111,15 @@ func (r *Round) Put(behind Candidate) {
 	}
 }
 
-// PinTo has a candidate go before all others, none where the id is empty.
+// PinTo puts a candidate before all others. If the id is empty, none is pinned.
 func (r *Round) PinTo(id string) {
 	r.Pin = id
 	r.Without = slices.DeleteFunc(r.Without, func(ref Ref) bool { return ref.ID == id })
 }
 
-func (ref Ref) is(c Candidate) bool { return c.ID == ref.ID && c.Created == ref.Created }
+func (r Ref) is(c Candidate) bool { return c.ID == r.ID && c.Created == r.Created }
 
-// DecodeCandidate returns a record as it stands in the store.
+// DecodeCandidate decodes a candidate's record.
 func DecodeCandidate(id string, value []byte, created uint64, session string) Candidate {
 	c := Candidate{ID: id, Created: created, Session: session}
 	var errs field.Errors

@@ -10,7 +10,10 @@ import (
 )
 
 func TestOpen(t *testing.T) {
-	held := ballot.Lease{Session: "s", Holder: ballot.Holder{ID: "a", Round: "n1"}, HolderIndex: 20, Round: ballot.Round{Nonce: "n2"}, RoundIndex: 30}
+	held := ballot.Lease{
+		Session: "s", Holder: ballot.Holder{ID: "a", Round: "n1"}, HolderIndex: 20,
+		Round: ballot.Round{Nonce: "n2"}, RoundIndex: 30,
+	}
 	for _, tt := range []struct {
 		name   string
 		first  string
@@ -31,8 +34,14 @@ func TestOpen(t *testing.T) {
 		{"yielded in an earlier round", "", func(l *ballot.Lease) {
 			l.Session, l.HolderIndex, l.Holder = "", 40, ballot.Holder{Last: "a", YieldedTo: "b", Round: "n1"}
 		}, false},
-		{"the holder of this round died", "", func(l *ballot.Lease) { l.Session, l.HolderIndex, l.Holder.Round = "", 40, "n2" }, false},
-		{"never held, a round", "n2", func(l *ballot.Lease) { l.Session, l.HolderIndex, l.Holder = "", 0, ballot.Holder{} }, true},
+		{
+			"the holder of this round died", "",
+			func(l *ballot.Lease) { l.Session, l.HolderIndex, l.Holder.Round = "", 40, "n2" }, false,
+		},
+		{
+			"never held, a round", "n2",
+			func(l *ballot.Lease) { l.Session, l.HolderIndex, l.Holder = "", 0, ballot.Holder{} }, true,
+		},
 		{"nothing at all", "", func(l *ballot.Lease) { *l = ballot.Lease{} }, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -54,7 +63,10 @@ func TestPings(t *testing.T) {
 		Session: "s", Holder: ballot.Holder{ID: "a", Round: "n1"}, HolderIndex: 20,
 		Round: ballot.Round{Nonce: "n2", Pin: "b", Without: []ballot.Ref{{ID: "c", Created: 3}}}, RoundIndex: 30,
 	}
-	want := ballot.Pings{Lease: lease, Held: true, Holder: "a", Round: "n2", Over: true, Pin: "b", Without: l.Round.Without}
+	want := ballot.Pings{
+		Lease: lease, Held: true, Holder: "a", Round: "n2", Over: true, Pin: "b",
+		Without: l.Round.Without,
+	}
 	if diff := cmp.Diff(want, l.Pings(lease, "", true)); diff != "" {
 		t.Error(diff)
 	}
@@ -66,9 +78,16 @@ func TestPings(t *testing.T) {
 }
 
 func TestNextRound(t *testing.T) {
-	l := ballot.Lease{Round: ballot.Round{Nonce: "n1", OpenedBy: "b", Why: "x", Pin: "b", Without: []ballot.Ref{{"a", 1}, {"b", 2}, {"c", 3}}}}
-	got := l.Next("n2", "a", "why", *at("2026-11-23T08:00:00Z"), []ballot.Candidate{of("a", "1.19", 1), of("b", "1.19", 9), of("d", "1.19", 3)})
-	want := ballot.Round{Nonce: "n2", OpenedBy: "a", Why: "why", At: *at("2026-11-23T08:00:00Z"), Pin: "b", Without: []ballot.Ref{{"a", 1}}}
+	l := ballot.Lease{Round: ballot.Round{
+		Nonce: "n1", OpenedBy: "b", Why: "x", Pin: "b",
+		Without: []ballot.Ref{{"a", 1}, {"b", 2}, {"c", 3}},
+	}}
+	got := l.Next("n2", "a", "why", *at("2026-11-23T08:00:00Z"),
+		[]ballot.Candidate{of("a", "1.19", 1), of("b", "1.19", 9), of("d", "1.19", 3)})
+	want := ballot.Round{
+		Nonce: "n2", OpenedBy: "a", Why: "why", At: *at("2026-11-23T08:00:00Z"), Pin: "b",
+		Without: []ballot.Ref{{"a", 1}},
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -2,11 +2,10 @@ package ballot_test
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/rcfarm/rcfarm/pkg/election/ballot"
 )
@@ -19,28 +18,74 @@ func TestValidate(t *testing.T) {
 		want   string
 	}{
 		{"all is well", func(*ballot.Record) {}, ""},
-		{"unstamped", func(r *ballot.Record) { r.BinaryVersion, r.EmulationVersion = ballot.Unstamped, ballot.Unstamped }, ""},
-		{"build", func(r *ballot.Record) { r.BinaryVersion, r.EmulationVersion = "1.19.0-rc.1+5114f85", "1.18.0+x" }, ""},
+		{
+			"unstamped",
+			func(r *ballot.Record) { r.BinaryVersion, r.EmulationVersion = ballot.Unstamped, ballot.Unstamped }, "",
+		},
+		{
+			"build", func(r *ballot.Record) { r.BinaryVersion, r.EmulationVersion = "1.19.0-rc.1+5114f85", "1.18.0+x" },
+			"",
+		},
 		{"lower emulation", func(r *ballot.Record) { r.EmulationVersion = "1.2.0" }, ""},
 		{"the same with another build", func(r *ballot.Record) { r.EmulationVersion = "1.19.0+x" }, ""},
-		{"no emulation where none is needed", func(r *ballot.Record) { r.EmulationVersion, r.Strategy = "", ballot.Newest }, ""},
+		{
+			"no emulation where none is needed",
+			func(r *ballot.Record) { r.EmulationVersion, r.Strategy = "", ballot.Newest }, "",
+		},
 		{"a third party's strategy", func(r *ballot.Record) { r.Strategy = "example.com/Mine" }, ""},
 		{"no lease", func(r *ballot.Record) { r.LeaseName = "" }, "lease_name: missing; allowed: "},
 		{"odd lease", func(r *ballot.Record) { r.LeaseName = "a/b" }, `lease_name: "a/b" is not valid; allowed: `},
 		{"no version", func(r *ballot.Record) { r.BinaryVersion = "" }, "binary_version: missing; allowed: " + version},
-		{"leading v", func(r *ballot.Record) { r.BinaryVersion = "v1.19.0" }, `binary_version: "v1.19.0" is not valid; allowed: ` + version},
-		{"two numbers", func(r *ballot.Record) { r.BinaryVersion = "1.19" }, `binary_version: "1.19" is not valid; allowed: ` + version},
-		{"one number", func(r *ballot.Record) { r.BinaryVersion = "1" }, `binary_version: "1" is not valid; allowed: ` + version},
-		{"leading zero", func(r *ballot.Record) { r.BinaryVersion = "1.19.00" }, `binary_version: "1.19.00" is not valid; allowed: ` + version},
-		{"two numbers and a build", func(r *ballot.Record) { r.BinaryVersion = "1.19+b" }, `binary_version: "1.19+b" is not valid; allowed: ` + version},
-		{"words", func(r *ballot.Record) { r.BinaryVersion = "latest" }, `binary_version: "latest" is not valid; allowed: ` + version},
+		{
+			"leading v", func(r *ballot.Record) { r.BinaryVersion = "v1.19.0" },
+			`binary_version: "v1.19.0" is not valid; allowed: ` + version,
+		},
+		{
+			"two numbers", func(r *ballot.Record) { r.BinaryVersion = "1.19" },
+			`binary_version: "1.19" is not valid; allowed: ` + version,
+		},
+		{
+			"one number", func(r *ballot.Record) { r.BinaryVersion = "1" },
+			`binary_version: "1" is not valid; allowed: ` + version,
+		},
+		{
+			"leading zero", func(r *ballot.Record) { r.BinaryVersion = "1.19.00" },
+			`binary_version: "1.19.00" is not valid; allowed: ` + version,
+		},
+		{
+			"two numbers and a build", func(r *ballot.Record) { r.BinaryVersion = "1.19+b" },
+			`binary_version: "1.19+b" is not valid; allowed: ` + version,
+		},
+		{
+			"words", func(r *ballot.Record) { r.BinaryVersion = "latest" },
+			`binary_version: "latest" is not valid; allowed: ` + version,
+		},
 		{"long", func(r *ballot.Record) { r.BinaryVersion = "1.19.0-" + strings.Repeat("x", 122) }, "binary_version: "},
-		{"odd emulation", func(r *ballot.Record) { r.EmulationVersion = "1.x" }, `emulation_version: "1.x" is not valid; allowed: ` + version},
-		{"higher emulation", func(r *ballot.Record) { r.EmulationVersion = "1.20.0" }, `emulation_version: "1.20.0" is not valid; allowed: the binary_version, 1.19.0, or an earlier one`},
-		{"no emulation", func(r *ballot.Record) { r.EmulationVersion = "" }, "emulation_version: missing; allowed: " + version + "; the strategy OldestEmulationVersion needs it"},
-		{"no strategy", func(r *ballot.Record) { r.Strategy = "" }, "strategy: missing; allowed: OldestEmulationVersion, Newest or Pinned; or "},
-		{"odd strategy", func(r *ballot.Record) { r.Strategy = "my strategy" }, `strategy: "my strategy" is not valid; allowed: OldestEmulationVersion, `},
-		{"emulation of an odd version", func(r *ballot.Record) { r.BinaryVersion, r.EmulationVersion = "1", "2.0.0" }, `binary_version: "1" is not valid; allowed: ` + version},
+		{
+			"odd emulation", func(r *ballot.Record) { r.EmulationVersion = "1.x" },
+			`emulation_version: "1.x" is not valid; allowed: ` + version,
+		},
+		{
+			"higher emulation", func(r *ballot.Record) { r.EmulationVersion = "1.20.0" },
+			`emulation_version: "1.20.0" is not valid; allowed: the binary_version, 1.19.0, or an earlier one`,
+		},
+		{
+			"no emulation", func(r *ballot.Record) { r.EmulationVersion = "" },
+			"emulation_version: missing; allowed: " + version + "; the strategy OldestEmulationVersion needs it",
+		},
+		{
+			"no strategy", func(r *ballot.Record) { r.Strategy = "" },
+			"strategy: missing; allowed: OldestEmulationVersion, Newest or Pinned; or ",
+		},
+		{
+			"odd strategy", func(r *ballot.Record) { r.Strategy = "my strategy" },
+			`strategy: "my strategy" is not valid; allowed: OldestEmulationVersion, `,
+		},
+		{
+			"emulation of an odd version",
+			func(r *ballot.Record) { r.BinaryVersion, r.EmulationVersion = "1", "2.0.0" },
+			`binary_version: "1" is not valid; allowed: ` + version,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := of("a", "1.19", 1).Record
@@ -79,10 +124,14 @@ func TestRecordAsWritten(t *testing.T) {
 		change func()
 		want   string
 	}{
-		{func() {}, `{"lease_name":"janitor","binary_version":"1.19.0","emulation_version":"1.18.0","strategy":"OldestEmulationVersion"}`},
+		{
+			func() {},
+			`{"lease_name":"janitor","binary_version":"1.19.0","emulation_version":"1.18.0","strategy":"OldestEmulationVersion"}`,
+		},
 		{func() {
 			r.PingTime, r.RenewTime, r.Round = at("2026-11-23T10:00:00.1234567+02:00"), at("2026-11-23T08:00:01Z"), "n"
-		}, `{"lease_name":"janitor","binary_version":"1.19.0","emulation_version":"1.18.0","strategy":"OldestEmulationVersion",` +
+		}, `{"lease_name":"janitor","binary_version":"1.19.0","emulation_version":"1.18.0",` +
+			`"strategy":"OldestEmulationVersion",` +
 			`"ping_time":"2026-11-23T08:00:00.123456Z","renew_time":"2026-11-23T08:00:01.000000Z","round":"n"}`},
 	} {
 		tt.change()
@@ -91,62 +140,26 @@ func TestRecordAsWritten(t *testing.T) {
 			t.Errorf("got %s, %v\nwant %s", data, err, tt.want)
 		}
 		back := ballot.DecodeCandidate("a", data, 7, "s")
-		if back.Err != nil || back.ID != "a" || back.Created != 7 || back.Session != "s" || back.Record.Round != r.Round || (back.Record.RenewTime == nil) != (r.RenewTime == nil) {
+		if back.Err != nil || back.ID != "a" || back.Created != 7 || back.Session != "s" ||
+			back.Record.Round != r.Round || (back.Record.RenewTime == nil) != (r.RenewTime == nil) {
 			t.Errorf("%s is read as %+v", data, back)
 		}
 	}
 }
 
-func TestDeepCopy(t *testing.T) {
-	r := of("a", "1.19", 1).Record
-	r.PingTime, r.RenewTime = at("2026-11-23T08:00:00Z"), at("2026-11-23T08:00:01Z")
-	c := r.DeepCopy()
-	if diff := cmp.Diff(r, *c); diff != "" {
-		t.Error(diff)
-	}
-	c.PingTime.Time, c.RenewTime.Time, c.Round = c.PingTime.Add(time.Hour), c.RenewTime.Add(time.Hour), "n"
-	if !r.PingTime.Equal(at("2026-11-23T08:00:00Z").Time) || !r.RenewTime.Equal(at("2026-11-23T08:00:01Z").Time) || r.Round != "" {
-		t.Error("the copy shares times with the record")
-	}
-	if (*ballot.Record)(nil).DeepCopy() != nil || new(ballot.Record).DeepCopy().PingTime != nil {
-		t.Error("nothing has a copy")
-	}
-}
-
-func TestMerge(t *testing.T) {
-	full := ballot.Record{
-		LeaseName: lease, BinaryVersion: "1.19.0", EmulationVersion: "1.18.0", Strategy: ballot.Newest,
-		PingTime: at("2026-11-23T08:00:00Z"), RenewTime: at("2026-11-23T08:00:01Z"), Round: "n",
-	}
+func TestACandidatesLeaseNeverChanges(t *testing.T) {
 	bare := ballot.Record{LeaseName: lease, BinaryVersion: "1.20.0", Strategy: ballot.Pinned}
-
-	got := *full.DeepCopy()
-	if err := got.Merge(&bare); err != nil {
-		t.Fatal(err)
-	}
-	want := *full.DeepCopy()
-	want.BinaryVersion, want.Strategy = "1.20.0", ballot.Pinned
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("optional fields that are not set do not overwrite:\n%s", diff)
-	}
-	got = bare
-	if err := got.Merge(&full); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(full, got); diff != "" {
-		t.Error(diff)
-	}
-	if got.PingTime == full.PingTime || got.RenewTime == full.RenewTime {
-		t.Error("the merged record shares times with the other")
+	full := of("a", "1.19", 1).Record
+	if err := errors.Join(full.MayBecome(&bare), bare.MayBecome(&full),
+		new(ballot.Record).MayBecome(&full)); err != nil {
+		t.Error(err)
 	}
 	other := bare
 	other.LeaseName = "other"
-	err := got.Merge(&other)
-	if err == nil || err.Error() != `lease_name: "other" is not valid; allowed: "janitor": a candidate's lease never changes` {
+	err := full.MayBecome(&other)
+	if err == nil ||
+		err.Error() != `lease_name: "other" is not valid; allowed: "janitor": a candidate's lease never changes` {
 		t.Error(err)
-	}
-	if diff := cmp.Diff(full, got); diff != "" {
-		t.Errorf("a refused merge changed:\n%s", diff)
 	}
 }
 
@@ -162,7 +175,8 @@ func TestDecodeCandidate(t *testing.T) {
 			t.Errorf("%s: got %v, want %s", tt.value, c.Err, tt.want)
 		}
 	}
-	if c := ballot.DecodeCandidate("a", []byte(`{"lease_name": "x", "strategy": 5}`), 1, "s"); c.Record != (ballot.Record{}) {
+	if c := ballot.DecodeCandidate("a", []byte(`{"lease_name": "x", "strategy": 5}`), 1,
+		"s"); c.Record != (ballot.Record{}) {
 		t.Errorf("half a record is left: %+v", c)
 	}
 }

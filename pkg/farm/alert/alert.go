@@ -1,5 +1,5 @@
-// Package alert tells somebody, once, when something about a controller needs them, and once when it is over. What is an
-// incident follows from the controller's status alone; what was told is kept in that status, so that it outlives farms.
+// Package alert alerts people when a controller needs them, and when the incident is over. Only the controller's status
+// decides what is an incident. It has the delivered alerts, for the next farm.
 package alert
 
 import (
@@ -10,58 +10,61 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Alerter tells people, or the system that wakes them. Both methods may be called again with the same key when a farm
-// died between telling and recording that it told: receivers take the key as the identity of the incident. Both wait
-// for nobody, and report whether it was told. What was not yet is asked for again by later looks, until it was.
+// Alerter alerts people, or the system that wakes them. Both methods return at once, and report whether the alert was
+// delivered; if not, later looks call again. If a farm died before it recorded a delivery, the next one calls again,
+// too, so the receiver must use the key as the identity of the incident.
 type Alerter interface {
-	Raise(ctx context.Context, in Incident) (told bool)
-	Resolve(ctx context.Context, in Incident) (told bool)
+	Raise(ctx context.Context, in Incident) (delivered bool)
+	Resolve(ctx context.Context, in Incident) (delivered bool)
 }
 
-// Incident is what an alerter is told.
+// Incident is an incident as an alerter gets it.
 type Incident struct {
 	rc.Incident
 	RCID string // empty: it is about a record that belongs to no controller
-	Farm string // that tells it
+	Farm string // that sends it
 }
 
-// Teller tells people of incidents, in the name of a farm.
-type Teller struct {
+// Notifier sends notifications in the name of a farm.
+type Notifier struct {
 	Farm string // id
 	To   Alerter
 }
 
-// One tells one thing about a controller, "" for no controller, and reports whether it was told.
-func (t Teller) One(ctx context.Context, rcID string, what Tell) (told bool) {
-	in := Incident{Incident: what.Incident, RCID: rcID, Farm: t.Farm}
+// Notify sends one notification about a controller, "" for none.
+func (n Notifier) Notify(ctx context.Context, rcID string, what Notification) (delivered bool) {
+	in := Incident{Incident: what.Incident, RCID: rcID, Farm: n.Farm}
 	if what.Resolved {
-		return t.To.Resolve(ctx, in)
+		return n.To.Resolve(ctx, in)
 	}
-	return t.To.Raise(ctx, in)
+	return n.To.Raise(ctx, in)
 }
 
-// AskAgain is when to look again at what was to be told, and is not known to have been.
+// AskAgain is the time to the next look if a delivery is not known.
 const AskAgain = 30 * time.Second
 
-// Due tells what is due and was not told yet, by Tell.ID. It returns what of it is to be stored as told, how many of
-// these are new, and how many are still to be told.
-func (t Teller) Due(ctx context.Context, rcID string, due []Tell, told map[string]bool) (pending map[string]bool, fresh, untold int) {
-	pending = map[string]bool{}
+// NotifyDue sends the due notifications that were not delivered before. It returns three results: all due notifications
+// that are delivered by now, which the caller stores and passes as before the next time; how many of them this call has
+// delivered; and how many could not be delivered. Maps are by Notification.ID.
+func (n Notifier) NotifyDue(
+	ctx context.Context, rcID string, due []Notification, before map[string]bool,
+) (delivered map[string]bool, fresh, undelivered int) {
+	delivered = map[string]bool{}
 	for _, what := range due {
 		switch {
-		case told[what.ID()]:
-			pending[what.ID()] = true
-		case t.One(ctx, rcID, what):
-			pending[what.ID()] = true
+		case before[what.ID()]:
+			delivered[what.ID()] = true
+		case n.Notify(ctx, rcID, what):
+			delivered[what.ID()] = true
 			fresh++
 		default:
-			untold++
+			undelivered++
 		}
 	}
-	return pending, fresh, untold
+	return delivered, fresh, undelivered
 }
 
-// Log is an Alerter that writes to the log: a warning when an incident begins, a line when it is over.
+// Log is an Alerter that logs.
 type Log struct{ Logger obs.Logger }
 
 // Raise implements Alerter.
@@ -76,16 +79,16 @@ func (l Log) Resolve(_ context.Context, in Incident) bool {
 	return true
 }
 
-// Fields describes the incident for the log.
-func (in Incident) Fields() obs.Fields {
+// Fields returns the incident's fields for the log.
+func (i Incident) Fields() obs.Fields {
 	f := obs.Fields{
-		obs.Incident: in.Key, obs.Condition: string(in.Type), obs.Reason: in.Reason, "since": in.Since.Format(time.RFC3339),
+		obs.Incident: i.Key, obs.Condition: string(i.Type), obs.Reason: i.Reason, "since": i.Since.Format(time.RFC3339),
 	}
-	if in.RCID != "" {
-		f[obs.RCID] = in.RCID
+	if i.RCID != "" {
+		f[obs.RCID] = i.RCID
 	}
-	if in.ResolvedAt != nil {
-		f[obs.Took] = in.ResolvedAt.Sub(in.Since).Round(time.Second).String()
+	if i.ResolvedAt != nil {
+		f[obs.Took] = i.ResolvedAt.Sub(i.Since).Round(time.Second).String()
 	}
 	return f
 }

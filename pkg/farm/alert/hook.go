@@ -13,13 +13,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/obs"
 )
 
-// Bounds of a Hook.
 const (
-	maxWaiting  = 10_000          // incidents that wait to be told, or to be asked for again after that
-	hookWorkers = 4               // incidents told at once
-	hookMin     = time.Second     // pause after the first failure of one incident
-	hookMax     = time.Minute     // and after many
-	staleAfter  = 2 * time.Minute // for which nobody asked that the beginning of an incident be told: another farm may tell it, and its end
+	maxWaiting  = 10_000      // incidents that wait for their delivery, or for the next call after it
+	hookWorkers = 4           // messages sent at the same time
+	hookMin     = time.Second // pause after the first failure of one incident
+	hookMax     = time.Minute // pause after many failures
+	// staleAfter is how long the hook tries to send a beginning after the last Raise. Then another farm probably owns
+	// the controller, and may have sent the beginning and even the end.
+	staleAfter = 2 * time.Minute
 )
 
 // The status of a Message.
@@ -28,9 +29,9 @@ const (
 	Resolved = "resolved"
 )
 
-// Message is what a webhook is sent about an incident, as JSON. docs/running.md shows one.
+// Message is what a webhook gets about an incident, as JSON. docs/running.md shows one.
 type Message struct {
-	Key        string     `json:"key"`    // of the incident; the same in each message about it, also from another farm
+	Key        string     `json:"key"`    // of the incident; the same in all messages about it, from all farms
 	Status     string     `json:"status"` // firing or resolved
 	Kind       string     `json:"kind"`   // a condition
 	Subject    string     `json:"subject"`
@@ -38,33 +39,32 @@ type Message struct {
 	Reason     string     `json:"reason"`
 	Since      time.Time  `json:"since"`
 	ResolvedAt *time.Time `json:"resolved_at,omitempty"`
-	Farm       string     `json:"farm"`    // that tells it
-	Runbook    string     `json:"runbook"` // the section that says what to do
+	Farm       string     `json:"farm"`    // that sends it
+	Runbook    string     `json:"runbook"` // the section with what to do
 }
 
-// message is what is sent about an incident.
-func (in Incident) message(resolved bool) Message {
+func (i Incident) message(resolved bool) Message {
 	m := Message{
-		Key: in.Key, Status: Firing, Kind: string(in.Type), Subject: in.RCID, RCID: in.RCID, Reason: in.Reason, Since: in.Since,
-		Farm: in.Farm, Runbook: "docs/runbook.md#" + strings.ToLower(string(in.Type)),
+		Key: i.Key, Status: Firing, Kind: string(i.Type), Subject: i.RCID, RCID: i.RCID, Reason: i.Reason,
+		Since: i.Since, Farm: i.Farm, Runbook: "docs/runbook.md#" + strings.ToLower(string(i.Type)),
 	}
-	if m.Subject == "" { // the key begins with it: see rc.IncidentKey
-		m.Subject, _, _ = strings.Cut(in.Key, "/"+string(in.Type)+"/")
+	if m.Subject == "" { // the key begins with the subject: see rc.IncidentKey
+		m.Subject, _, _ = strings.Cut(i.Key, "/"+string(i.Type)+"/")
 	}
 	if resolved {
-		m.Status, m.ResolvedAt = Resolved, in.ResolvedAt
+		m.Status, m.ResolvedAt = Resolved, i.ResolvedAt
 	}
 	return m
 }
 
 // HookConfig is what a Hook needs.
 type HookConfig struct {
-	// Post sends a message, and returns nil once the other side has taken it.
+	// Post sends a message. It returns nil if the receiver has accepted it.
 	Post func(ctx context.Context, m Message) error
-	// Told is called when something about a controller was told, so that its owner looks at it and stores that.
-	Told    func(rcID string)
-	Log     obs.Logger
-	Metrics *HookMetrics
+	// OnDelivered is called after a message about a controller was delivered. A look must follow, which stores that.
+	OnDelivered func(rcID string)
+	Log         obs.Logger
+	Metrics     *HookMetrics
 }
 
 // HookMetrics count what a Hook does.
@@ -81,73 +81,76 @@ const (
 	dropped   delivery = "dropped"
 )
 
-// NewHookMetrics makes and registers them.
+// NewHookMetrics registers the metrics of a Hook.
 func NewHookMetrics(reg prometheus.Registerer) *HookMetrics {
 	m := obs.NewMeter(reg, "farm")
 	return &HookMetrics{
-		deliveries: obs.Counters(m, "alert_deliveries_total", "Messages to --alert-webhook: delivered, failed (tried again), dropped (too many waited; asked for again by the next look)", "outcome", delivered, failed, dropped),
-		pending:    m.Gauge("alerts_pending", "Incidents, or ends of incidents, that --alert-webhook has not taken yet"),
+		deliveries: obs.Counters(m, "alert_deliveries_total",
+			"Messages to --alert-webhook: delivered, failed (tried again), "+
+				"dropped (too many waited; the next look sends them again)",
+			"outcome", delivered, failed, dropped),
+		pending: m.Gauge("alerts_pending",
+			"Incidents, or ends of incidents, that --alert-webhook has not accepted yet"),
 	}
 }
 
-// Hook is an Alerter that sends messages, apart from the looks that find what to tell. It keeps the latest of each
-// incident. What it was asked to tell counts as told once the other side has taken it; until then nobody stores it as
-// told, so that a successor tells it again (P7).
+// Hook is an Alerter that posts messages to a webhook, from its own goroutines, so that looks do not wait. Raise and
+// Resolve report a delivery only after the receiver has accepted the message. Until then the next owner sends it again
+// (P7).
 type Hook struct {
 	cfg   HookConfig
-	queue workqueue.TypedRateLimitingInterface[string] // keys of incidents; one is told by one worker at a time
+	queue workqueue.TypedRateLimitingInterface[string] // keys of incidents; each is with one worker at a time
 
 	mu      sync.Mutex
-	waiting map[string]*telling // by key
-	untaken int                 // of waiting
+	waiting map[string]*pending // by key
+	left    int                 // how many of waiting are not accepted
 	failing bool
 }
 
-// telling is the latest of one incident.
-type telling struct {
+type pending struct {
 	in       Incident
 	resolved bool
-	asked    time.Time // when it was last
-	taken    bool      // by the other side
+	asked    time.Time // of the last Raise or Resolve
+	accepted bool      // by the receiver
 }
 
-// NewHook returns one that sends nothing before Run.
+// NewHook returns a Hook that sends nothing before Run.
 func NewHook(cfg HookConfig) *Hook {
-	return &Hook{cfg: cfg, waiting: map[string]*telling{}, queue: workqueue.NewTypedRateLimitingQueue(
+	return &Hook{cfg: cfg, waiting: map[string]*pending{}, queue: workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](hookMin, hookMax))}
 }
 
 // Raise implements Alerter.
-func (h *Hook) Raise(ctx context.Context, in Incident) bool { return h.tell(ctx, in, false) }
+func (h *Hook) Raise(ctx context.Context, in Incident) bool { return h.add(ctx, in, false) }
 
 // Resolve implements Alerter.
-func (h *Hook) Resolve(ctx context.Context, in Incident) bool { return h.tell(ctx, in, true) }
+func (h *Hook) Resolve(ctx context.Context, in Incident) bool { return h.add(ctx, in, true) }
 
-// tell notes what is to be told, and reports whether it was. It waits for nothing.
-func (h *Hook) tell(ctx context.Context, in Incident, resolved bool) (told bool) {
+// add reports whether the receiver has accepted the message already.
+func (h *Hook) add(ctx context.Context, in Incident, resolved bool) (accepted bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	t := h.waiting[in.Key]
+	p := h.waiting[in.Key]
 	switch {
-	case t == nil && !h.room():
+	case p == nil && h.full():
 		h.cfg.Metrics.deliveries.WithLabelValues(string(dropped)).Inc()
 		return false
-	case t == nil, resolved && !t.resolved:
-		if t == nil || t.taken {
-			h.untaken++
+	case p == nil, resolved && !p.resolved:
+		if p == nil || p.accepted {
+			h.left++
 		}
-		h.waiting[in.Key] = &telling{in: in, resolved: resolved, asked: time.Now()}
+		h.waiting[in.Key] = &pending{in: in, resolved: resolved, asked: time.Now()}
 		h.log(ctx, in, resolved)
 		h.queue.Forget(in.Key)
 		h.queue.Add(in.Key)
-	case t.taken:
-		delete(h.waiting, in.Key) // whoever asks remembers it from here on
-		told = true
-	case t.resolved == resolved:
-		t.in, t.asked = in, time.Now()
+	case p.accepted:
+		delete(h.waiting, in.Key) // the caller remembers the delivery from now on
+		accepted = true
+	case p.resolved == resolved:
+		p.in, p.asked = in, time.Now()
 	}
 	h.count()
-	return told
+	return accepted
 }
 
 func (h *Hook) log(ctx context.Context, in Incident, resolved bool) {
@@ -158,23 +161,22 @@ func (h *Hook) log(ctx context.Context, in Incident, resolved bool) {
 	}
 }
 
-// room reports whether one more may wait. What was taken and is not asked for any more is forgotten where there is
-// none. The caller holds the mutex.
-func (h *Hook) room() bool {
+// full forgets accepted messages if there are too many. It needs the mutex.
+func (h *Hook) full() bool {
 	if len(h.waiting) >= maxWaiting {
-		for key, t := range h.waiting {
-			if t.taken {
+		for key, p := range h.waiting {
+			if p.accepted {
 				delete(h.waiting, key)
 			}
 		}
 	}
-	return len(h.waiting) < maxWaiting
+	return len(h.waiting) >= maxWaiting
 }
 
-// count shows how many the other side has not taken. The caller holds the mutex.
-func (h *Hook) count() { h.cfg.Metrics.pending.Set(float64(h.untaken)) }
+// count needs the mutex.
+func (h *Hook) count() { h.cfg.Metrics.pending.Set(float64(h.left)) }
 
-// Run sends until ctx ends, and returns its cause. What was not taken by then is told by whoever comes next.
+// Run sends until ctx ends, and returns its cause.
 func (h *Hook) Run(ctx context.Context) error {
 	var group errgroup.Group
 	for range hookWorkers {
@@ -195,49 +197,47 @@ func (h *Hook) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// send sends the latest of one incident.
 func (h *Hook) send(ctx context.Context, key string) {
-	t := h.latest(key)
-	if t == nil || ctx.Err() != nil {
+	p := h.latest(key)
+	if p == nil || ctx.Err() != nil {
 		return
 	}
-	err := h.cfg.Post(ctx, t.in.message(t.resolved))
+	err := h.cfg.Post(ctx, p.in.message(p.resolved))
 	if ctx.Err() != nil {
 		return
 	}
-	h.ended(key, t, err)
-	if err == nil && t.in.RCID != "" {
-		h.cfg.Told(t.in.RCID)
+	h.ended(key, p, err)
+	if err == nil && p.in.RCID != "" {
+		h.cfg.OnDelivered(p.in.RCID)
 	}
 }
 
-// latest returns what there is to send about an incident, nil for nothing.
-func (h *Hook) latest(key string) *telling {
+func (h *Hook) latest(key string) *pending {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	t := h.waiting[key]
+	p := h.waiting[key]
 	switch {
-	case t == nil || t.taken:
+	case p == nil || p.accepted:
 		return nil
-	case !t.resolved && time.Since(t.asked) > staleAfter:
+	case !p.resolved && time.Since(p.asked) > staleAfter:
 		delete(h.waiting, key)
-		h.untaken--
+		h.left--
 		h.count()
 		return nil
 	}
-	sent := *t
+	sent := *p
 	return &sent
 }
 
-// ended notes what became of a message. Where something later is to be told by now, that is sent next.
-func (h *Hook) ended(key string, sent *telling, err error) {
+func (h *Hook) ended(key string, sent *pending, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.count()
 	if err != nil {
 		h.cfg.Metrics.deliveries.WithLabelValues(string(failed)).Inc()
 		if !h.failing {
-			h.cfg.Log.WithError(err).WithField(obs.Incident, key).Warn("the alert webhook does not take alerts; trying again, and saying so when it does")
+			h.cfg.Log.WithError(err).WithField(obs.Incident, key).
+				Warn("the alert webhook does not accept alerts; trying again")
 		}
 		h.failing = true
 		h.queue.AddRateLimited(key)
@@ -246,11 +246,11 @@ func (h *Hook) ended(key string, sent *telling, err error) {
 	h.cfg.Metrics.deliveries.WithLabelValues(string(delivered)).Inc()
 	if h.failing {
 		h.failing = false
-		h.cfg.Log.Info("the alert webhook takes alerts again")
+		h.cfg.Log.Info("the alert webhook accepts alerts again")
 	}
-	if t := h.waiting[key]; t != nil && t.resolved == sent.resolved {
-		t.taken = true
-		h.untaken--
+	if p := h.waiting[key]; p != nil && p.resolved == sent.resolved {
+		p.accepted = true
+		h.left--
 		h.queue.Forget(key)
 	}
 }

@@ -21,13 +21,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// receiver is the other side of a hook.
+// receiver receives the messages of a hook.
 type receiver struct {
-	mu    sync.Mutex
-	took  []string // status and key of what it took
-	fails error    // for as long as it is set
-	hang  chan struct{}
-	told  []string // controllers whose owners were to look
+	mu       sync.Mutex
+	messages []string // status and key of each accepted message
+	fails    error    // returned as long as it is set
+	hang     chan struct{}
+	looks    []string // controllers whose owners were asked to look
 }
 
 func (r *receiver) post(ctx context.Context, m alert.Message) error {
@@ -46,7 +46,7 @@ func (r *receiver) post(ctx context.Context, m alert.Message) error {
 	if r.fails != nil {
 		return r.fails
 	}
-	r.took = append(r.took, m.Status+" "+m.Key)
+	r.messages = append(r.messages, m.Status+" "+m.Key)
 	return nil
 }
 
@@ -56,14 +56,14 @@ func (r *receiver) set(change func()) {
 	change()
 }
 
-func (r *receiver) taken() []string {
+func (r *receiver) accepted() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.took)
+	return slices.Clone(r.messages)
 }
 
-// hooked runs a hook until the test ends, on the clock of synctest.
-func hooked(t *testing.T, r *receiver) (h *alert.Hook, reg *prometheus.Registry, log *strings.Builder, stop func()) {
+// startHook runs a hook until stop is called, on the clock of synctest.
+func startHook(t *testing.T, r *receiver) (h *alert.Hook, reg *prometheus.Registry, log *strings.Builder, stop func()) {
 	t.Helper()
 	log, reg = &strings.Builder{}, prometheus.NewRegistry()
 	logger, err := obs.NewLogger(log, "info", "text")
@@ -71,7 +71,8 @@ func hooked(t *testing.T, r *receiver) (h *alert.Hook, reg *prometheus.Registry,
 		t.Fatal(err)
 	}
 	h = alert.NewHook(alert.HookConfig{
-		Post: r.post, Told: func(id string) { r.set(func() { r.told = append(r.told, id) }) }, Log: logger, Metrics: alert.NewHookMetrics(reg),
+		Post: r.post, OnDelivered: func(id string) { r.set(func() { r.looks = append(r.looks, id) }) },
+		Log: logger, Metrics: alert.NewHookMetrics(reg),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -86,43 +87,48 @@ func hooked(t *testing.T, r *receiver) (h *alert.Hook, reg *prometheus.Registry,
 }
 
 func incident(key string) alert.Incident {
-	return alert.Incident{RCID: "web", Farm: "f1", Incident: rc.Incident{Key: key, Type: rc.NodeLost, Reason: "n1 is gone", Since: start}}
+	return alert.Incident{RCID: "web", Farm: "f1", Incident: rc.Incident{
+		Key: key, Type: rc.NodeLost, Reason: "n1 is gone", Since: start,
+	}}
 }
 
-// An incident counts as told once the other side took it, and no asking waits for that.
-func TestToldOnlyWhenTaken(t *testing.T) {
+// Raise and Resolve report a delivery only after the receiver has accepted the message, and they do not wait for the
+// receiver.
+func TestAnAlertIsDeliveredOnceTheReceiverAcceptsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &receiver{fails: errors.New("down")}
-		h, reg, log, stop := hooked(t, r)
+		h, reg, log, stop := startHook(t, r)
 		defer stop()
 		began := time.Now()
 		for range 100 {
 			if h.Raise(t.Context(), incident("k")) {
-				t.Fatal("told, and nobody took it")
+				t.Fatal("delivered, but the receiver accepted nothing")
 			}
 		}
 		if time.Since(began) > 0 {
-			t.Error("asking waited")
+			t.Error("Raise waited")
 		}
-		for range 60 { // an hour, in which looks ask again
+		for range 60 { // looks call again for an hour
 			<-time.After(time.Minute)
 			if h.Raise(t.Context(), incident("k")) {
-				t.Fatal("told, and nobody took it")
+				t.Fatal("delivered, but the receiver accepted nothing")
 			}
 		}
 		r.set(func() { r.fails = nil })
 		<-time.After(2 * time.Minute)
-		if got := r.taken(); !slices.Equal(got, []string{"firing k"}) || !slices.Equal(r.told, []string{"web"}) {
-			t.Errorf("taken %v, looks %v", got, r.told)
+		if got := r.accepted(); !slices.Equal(got, []string{"firing k"}) || !slices.Equal(r.looks, []string{"web"}) {
+			t.Errorf("accepted %v, looks %v", got, r.looks)
 		}
 		if !h.Raise(t.Context(), incident("k")) {
-			t.Error("not told, and it was taken")
+			t.Error("not delivered, but the receiver accepted it")
 		}
-		if n := strings.Count(log.String(), "alert raised"); n != 1 || strings.Count(log.String(), "does not take") != 1 || strings.Count(log.String(), "takes alerts again") != 1 {
-			t.Errorf("raised %d times in\n%s", n, log)
+		for _, line := range []string{"alert raised", "does not accept", "accepts alerts again"} {
+			if n := strings.Count(log.String(), line); n != 1 {
+				t.Errorf("%q is %d times in\n%s", line, n, log)
+			}
 		}
 		want := `
-# HELP rcfarm_farm_alerts_pending Incidents, or ends of incidents, that --alert-webhook has not taken yet
+# HELP rcfarm_farm_alerts_pending Incidents, or ends of incidents, that --alert-webhook has not accepted yet
 # TYPE rcfarm_farm_alerts_pending gauge
 rcfarm_farm_alerts_pending 0
 `
@@ -133,29 +139,29 @@ rcfarm_farm_alerts_pending 0
 		end.ResolvedAt = &start
 		h.Resolve(t.Context(), end)
 		synctest.Wait()
-		if !h.Resolve(t.Context(), end) || !slices.Equal(r.taken(), []string{"firing k", "resolved k"}) {
-			t.Errorf("taken %v", r.taken())
+		if !h.Resolve(t.Context(), end) || !slices.Equal(r.accepted(), []string{"firing k", "resolved k"}) {
+			t.Errorf("accepted %v", r.accepted())
 		}
 	})
 }
 
-// Only the latest of an incident is sent, and never its beginning after its end.
-func TestTheLatestOfAnIncident(t *testing.T) {
+// Only the latest message about an incident is sent, and never its beginning after its end.
+func TestOnlyTheLatestMessageIsSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &receiver{fails: errors.New("down")}
-		h, _, _, stop := hooked(t, r)
+		h, _, _, stop := startHook(t, r)
 		defer stop()
-		h.Raise(t.Context(), incident("never-taken"))
+		h.Raise(t.Context(), incident("never-accepted"))
 		<-time.After(time.Minute)
-		h.Resolve(t.Context(), incident("never-taken"))
-		h.Raise(t.Context(), incident("never-taken")) // a look that is late
+		h.Resolve(t.Context(), incident("never-accepted"))
+		h.Raise(t.Context(), incident("never-accepted")) // a look that is late
 		r.set(func() { r.fails = nil })
 		<-time.After(2 * time.Minute)
-		if got := r.taken(); !slices.Equal(got, []string{"resolved never-taken"}) {
-			t.Errorf("taken %v", got)
+		if got := r.accepted(); !slices.Equal(got, []string{"resolved never-accepted"}) {
+			t.Errorf("accepted %v", got)
 		}
-		// One that ends while its beginning is under way.
-		r.set(func() { r.took, r.hang = nil, make(chan struct{}) })
+		// An incident ends while the message about its beginning is under way.
+		r.set(func() { r.messages, r.hang = nil, make(chan struct{}) })
 		h.Raise(t.Context(), incident("k"))
 		synctest.Wait()
 		h.Resolve(t.Context(), incident("k"))
@@ -163,44 +169,44 @@ func TestTheLatestOfAnIncident(t *testing.T) {
 		close(r.hang)
 		r.set(func() { r.hang = nil })
 		synctest.Wait()
-		if got := r.taken(); !slices.Equal(got, []string{"firing k", "resolved k"}) {
-			t.Errorf("taken %v", got)
+		if got := r.accepted(); !slices.Equal(got, []string{"firing k", "resolved k"}) {
+			t.Errorf("accepted %v", got)
 		}
 	})
 }
 
-// The beginning of an incident that no look asks for any more is another farm's to tell, which may have told its end,
-// too.
-func TestWhatNobodyAsksForIsNotTold(t *testing.T) {
+// If no look calls Raise any more, another farm owns the controller. It may have sent the beginning and the end, so the
+// hook drops the beginning.
+func TestABeginningThatNoLookAsksForIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &receiver{fails: errors.New("down")}
-		h, _, _, stop := hooked(t, r)
+		h, _, _, stop := startHook(t, r)
 		defer stop()
 		h.Raise(t.Context(), incident("moved"))
 		h.Resolve(t.Context(), incident("over"))
 		<-time.After(10 * time.Minute)
 		r.set(func() { r.fails = nil })
 		<-time.After(10 * time.Minute)
-		if got := r.taken(); !slices.Equal(got, []string{"resolved over"}) {
-			t.Errorf("taken %v", got)
+		if got := r.accepted(); !slices.Equal(got, []string{"resolved over"}) {
+			t.Errorf("accepted %v", got)
 		}
 	})
 }
 
-// What waits is bounded. What finds no room is not told, and is asked for again by later looks.
-func TestTheQueueIsBounded(t *testing.T) {
+// If too many messages wait, the hook takes no more. Later looks call again.
+func TestTheNumberOfWaitingMessagesIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &receiver{hang: make(chan struct{})}
-		h, reg, _, stop := hooked(t, r)
+		h, reg, _, stop := startHook(t, r)
 		defer stop()
 		for i := range 10_001 {
 			h.Raise(t.Context(), incident(fmt.Sprint(i)))
 		}
 		if h.Raise(t.Context(), incident("one more")) {
-			t.Error("told")
+			t.Error("delivered, but the queue was full")
 		}
 		want := `
-# HELP rcfarm_farm_alerts_pending Incidents, or ends of incidents, that --alert-webhook has not taken yet
+# HELP rcfarm_farm_alerts_pending Incidents, or ends of incidents, that --alert-webhook has not accepted yet
 # TYPE rcfarm_farm_alerts_pending gauge
 rcfarm_farm_alerts_pending 10000
 `
@@ -211,13 +217,13 @@ rcfarm_farm_alerts_pending 10000
 		synctest.Wait()
 		h.Raise(t.Context(), incident("one more"))
 		synctest.Wait()
-		if n := len(r.taken()); n != 10_001 || !h.Raise(t.Context(), incident("one more")) {
-			t.Errorf("%d taken", n)
+		if n := len(r.accepted()); n != 10_001 || !h.Raise(t.Context(), incident("one more")) {
+			t.Errorf("%d accepted", n)
 		}
 	})
 }
 
-// The form of what is sent: docs/running.md shows it.
+// docs/running.md shows this form of the message.
 func TestTheFormOfAMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent []string
@@ -234,7 +240,7 @@ func TestTheFormOfAMessage(t *testing.T) {
 				sent = append(sent, string(data))
 				return err
 			},
-			Told: func(string) {}, Log: log, Metrics: alert.NewHookMetrics(prometheus.NewRegistry()),
+			OnDelivered: func(string) {}, Log: log, Metrics: alert.NewHookMetrics(prometheus.NewRegistry()),
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
@@ -242,7 +248,8 @@ func TestTheFormOfAMessage(t *testing.T) {
 		h.Raise(ctx, incident("web/NodeLost/1767323045000"))
 		synctest.Wait()
 		over := alert.Incident{Farm: "f1", Incident: rc.Incident{
-			Key: "shop/RolloutTrouble/1767323045000", Type: rc.RolloutTrouble, Reason: "failed", Since: start, ResolvedAt: &start,
+			Key: "shop/RolloutTrouble/1767323045000", Type: rc.RolloutTrouble, Reason: "failed", Since: start,
+			ResolvedAt: &start,
 		}}
 		h.Resolve(ctx, over)
 		synctest.Wait()

@@ -8,39 +8,44 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Input is what incidents follow from.
+// Input is what Track needs to know.
 type Input struct {
 	Before *rc.Status // as stored; nil: there is none
-	After  *rc.Status // as it is about to be stored, conditions included
+	After  *rc.Status // the status that is about to be stored, with its conditions
 	Now    time.Time
-	Quiet  bool // the controller is disabled or deleted: that it does not converge is nobody's concern
-	// Notified are the incidents of Before that this farm has told since Before was read last, by Tell.ID.
+	Quiet  bool // the controller is disabled or deleted: people are not alerted if it does not converge
+	// Notified has the notifications about Before that this farm has delivered since it read Before, by ID.
 	Notified map[string]bool
 }
 
-// Tell is one thing to tell after the status has landed.
-type Tell struct {
+// Notification is sent after the status was stored.
+type Notification struct {
 	rc.Incident
 	Resolved bool
 }
 
-// ID tells apart what is told: the beginning and the end of an incident.
-func (t Tell) ID() string {
-	if t.Resolved {
-		return t.Key + "/resolved"
+// ID differs between the beginning and the end of an incident.
+func (n Notification) ID() string {
+	if n.Resolved {
+		return n.Key + "/resolved"
 	}
-	return t.Key
+	return n.Key
 }
 
-// Track returns the incidents that belong into the next status, and when a look is due because one of them will have
-// lasted long enough (zero: none will).
+// Track returns the incidents for the next status. due is the time until the first of them alerts people; zero: none
+// waits.
 //
-// An incident goes through these steps, each of which is stored before the next: seen; told, after it lasted (AlertedAt);
-// over (ResolvedAt); the end told (removed). One that is over before it could be told is removed in silence. A farm that dies
-// between telling and storing leaves it to its successor to tell again, or to tell that it is over: at least once, never
-// never. The next incident of a kind begins when the end of the last one was told, so that there are never more than kinds.
+// Each step of an incident is stored before the next one:
+//   - the incident was seen;
+//   - people are alerted, after the incident has lasted long enough (AlertedAt);
+//   - the incident is over (ResolvedAt);
+//   - the incident is removed, after the notification of its end was delivered.
+//
+// An incident that ends too early for an alert is removed without one. If a farm dies between a notification and the
+// record of its delivery, the next owner sends it again, or sends the end, so each arrives at least once. A new
+// incident of a kind waits until the last one's end was delivered.
 func Track(in Input) (incidents []rc.Incident, due time.Duration) {
-	known := map[rc.ConditionType]bool{} // of which one is there already
+	known := map[rc.ConditionType]bool{} // kinds that have an incident already
 	if in.Before != nil {
 		for _, old := range in.Before.Incidents {
 			next, keep := in.step(old)
@@ -71,48 +76,48 @@ func Track(in Input) (incidents []rc.Incident, due time.Duration) {
 	return incidents, due
 }
 
-// step moves one incident that is known already.
+// step returns whether to keep an incident.
 func (in *Input) step(i rc.Incident) (next rc.Incident, keep bool) {
-	i.Reason = field.Cut(i.Reason, rc.MaxReason) // whoever wrote it
-	field.NotAhead(&i.Since, in.Now)             // or people would hear of it only when the clock gets there
-	if i.AlertedAt == nil && in.Notified[Tell{Incident: i}.ID()] {
+	i.Reason = field.Cut(i.Reason, rc.MaxReason) // another version may have written a longer reason
+	field.NotAhead(&i.Since, in.Now)             // a time in the future would delay the alert until then
+	if i.AlertedAt == nil && in.Notified[Notification{Incident: i}.ID()] {
 		now := in.Now
 		i.AlertedAt = &now
 	}
 	if i.ResolvedAt != nil {
-		return i, !in.Notified[Tell{Incident: i, Resolved: true}.ID()]
+		return i, !in.Notified[Notification{Incident: i, Resolved: true}.ID()]
 	}
 	wait, known := after(i.Type)
 	if reason, _, still := in.state(i.Type); still {
 		if i.AlertedAt == nil && known && wait > 0 && in.Now.Sub(i.Since) >= wait {
-			i.Reason = field.Cut(reason, rc.MaxReason) // people are told what is so when they are told, not what was when it began
+			i.Reason = field.Cut(reason, rc.MaxReason) // the alert has the present reason, not the first one
 		}
 		return i, true
 	}
 	if i.AlertedAt == nil && (!known || in.Now.Sub(i.Since) < wait) {
 		return i, false
 	}
-	// Old enough to have been told: whoever did may not have come to store it.
+	// A farm may have sent the alert, and died before it stored the delivery.
 	now := in.Now
 	i.ResolvedAt = &now
 	return i, true
 }
 
-// Due returns what of a stored status has to be told, in order.
-func Due(st *rc.Status, now time.Time) []Tell {
-	var tells []Tell
+// Due returns the notifications that a stored status asks for, in order.
+func Due(st *rc.Status, now time.Time) []Notification {
+	var due []Notification
 	for _, i := range st.Incidents {
 		switch {
 		case i.ResolvedAt != nil:
-			tells = append(tells, Tell{Incident: i, Resolved: true})
+			due = append(due, Notification{Incident: i, Resolved: true})
 		case i.AlertedAt == nil && isDue(i, now):
-			tells = append(tells, Tell{Incident: i})
+			due = append(due, Notification{Incident: i})
 		}
 	}
-	return tells
+	return due
 }
 
-// Active returns the kinds of incidents that are open and old enough to be told.
+// Active returns the kinds of incidents that have lasted long enough and are not over.
 func Active(st *rc.Status, now time.Time) []rc.ConditionType {
 	var types []rc.ConditionType
 	for _, i := range st.Incidents {
@@ -123,13 +128,13 @@ func Active(st *rc.Status, now time.Time) []rc.ConditionType {
 	return types
 }
 
-// isDue reports whether an incident has lasted long enough to be told.
 func isDue(i rc.Incident, now time.Time) bool {
 	wait, known := after(i.Type)
 	return known && now.Sub(i.Since) >= wait
 }
 
-// after returns how long an incident must last before it is told. Unknown ones are another version's: it tells of them, if it has not.
+// after returns how long an incident must last before people are alerted. An unknown kind is from another version,
+// whose farms send its alert.
 func after(t rc.ConditionType) (wait time.Duration, known bool) {
 	for _, rule := range rc.Alerts {
 		if rule.Type == t {
@@ -139,10 +144,9 @@ func after(t rc.ConditionType) (wait time.Duration, known bool) {
 	return 0, false
 }
 
-// state reports whether something is the case, why, and since when.
 func (in *Input) state(t rc.ConditionType) (reason string, since time.Time, is bool) {
 	switch t {
-	case rc.NodeLost: // the condition is about both
+	case rc.NodeLost: // the condition is about lost and unmanaged nodes
 		c, _ := condition(in.After, rc.NodeLost)
 		return c.Reason, in.Now, in.After.Lost > 0
 	case rc.PreparerGone:

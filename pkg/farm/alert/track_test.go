@@ -15,14 +15,14 @@ import (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// owner is a farm's part in the life of a controller: each look computes the next status, stores it and tells.
+// owner is a farm that owns a controller. Each look computes the next status, stores it and sends notifications.
 type owner struct {
-	t      *testing.T
-	now    time.Time
-	stored *rc.Status // what Consul has
-	told   map[string]bool
-	said   []string // everything that was ever told
-	due    time.Duration
+	t         *testing.T
+	now       time.Time
+	stored    *rc.Status // in Consul
+	delivered map[string]bool
+	sent      []string // ids of all notifications so far
+	due       time.Duration
 }
 
 func (o *owner) compute(quiet bool, unmanaged int, conds ...rc.ConditionType) *rc.Status {
@@ -37,12 +37,14 @@ func (o *owner) compute(quiet bool, unmanaged int, conds ...rc.ConditionType) *r
 		st.Conditions = rc.SetCondition(st.Conditions, rule.Type, slices.Contains(conds, rule.Type), "because", o.now)
 	}
 	st.Conditions = rc.SetCondition(st.Conditions, rc.Converged, slices.Contains(conds, rc.Converged), "waiting", o.now)
-	st.Incidents, o.due = alert.Track(alert.Input{Before: o.stored, After: st, Now: o.now, Quiet: quiet, Notified: o.told})
+	st.Incidents, o.due = alert.Track(alert.Input{
+		Before: o.stored, After: st, Now: o.now, Quiet: quiet, Notified: o.delivered,
+	})
 	return st
 }
 
-// land stores a status as Consul would: through JSON.
-func (o *owner) land(st *rc.Status) {
+// store stores a status through JSON, as Consul does.
+func (o *owner) store(st *rc.Status) {
 	o.t.Helper()
 	data, err := json.Marshal(st)
 	if err != nil {
@@ -54,23 +56,24 @@ func (o *owner) land(st *rc.Status) {
 	}
 }
 
-func (o *owner) tell() {
-	pending := map[string]bool{}
-	for _, tell := range alert.Due(o.stored, o.now) {
-		if !o.told[tell.ID()] {
-			o.said = append(o.said, tell.ID())
+// send sends the notifications that are due.
+func (o *owner) send() {
+	delivered := map[string]bool{}
+	for _, n := range alert.Due(o.stored, o.now) {
+		if !o.delivered[n.ID()] {
+			o.sent = append(o.sent, n.ID())
 		}
-		pending[tell.ID()] = true
+		delivered[n.ID()] = true
 	}
-	o.told = pending
+	o.delivered = delivered
 }
 
-// look is one undisturbed pass, repeated until nothing changes any more.
+// look runs passes until nothing changes any more.
 func (o *owner) look(conds ...rc.ConditionType) {
 	o.t.Helper()
 	for range 4 {
-		o.land(o.compute(false, 0, conds...))
-		o.tell()
+		o.store(o.compute(false, 0, conds...))
+		o.send()
 	}
 }
 
@@ -81,32 +84,33 @@ func newOwner(t *testing.T) *owner {
 	return &owner{t: t, now: start}
 }
 
-func TestAnIncidentIsToldOnceAndItsEndOnce(t *testing.T) {
+func TestAnIncidentAndItsEndAreAlertedOnce(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)
 	o.look(rc.Converged, rc.NodeLost)
 	key := rc.IncidentKey("web", rc.NodeLost, start)
-	if !slices.Equal(o.said, []string{key}) {
-		t.Fatalf("told %v", o.said)
+	if !slices.Equal(o.sent, []string{key}) {
+		t.Fatalf("sent %v", o.sent)
 	}
 	o.after(time.Hour)
 	o.look(rc.Converged, rc.NodeLost)
-	if i := o.stored.Incidents; len(i) != 1 || i[0].AlertedAt == nil || !i[0].AlertedAt.Equal(start) || i[0].Reason != "because" {
+	i := o.stored.Incidents
+	if len(i) != 1 || i[0].AlertedAt == nil || !i[0].AlertedAt.Equal(start) || i[0].Reason != "because" {
 		t.Errorf("stored %+v", i)
 	}
 	o.look(rc.Converged)
-	if !slices.Equal(o.said, []string{key, key + "/resolved"}) || len(o.stored.Incidents) != 0 {
-		t.Errorf("told %v, stored %+v", o.said, o.stored.Incidents)
+	if !slices.Equal(o.sent, []string{key, key + "/resolved"}) || len(o.stored.Incidents) != 0 {
+		t.Errorf("sent %v, stored %+v", o.sent, o.stored.Incidents)
 	}
 	o.after(time.Second)
 	o.look(rc.Converged, rc.NodeLost)
-	if len(o.said) != 3 || o.said[2] == key {
-		t.Errorf("the next incident is not a new one: %v", o.said)
+	if len(o.sent) != 3 || o.sent[2] == key {
+		t.Errorf("the next incident is not a new one: %v", o.sent)
 	}
 }
 
-// A crash loop is told at once and once, however other conditions flip meanwhile.
-func TestACrashLoopIsToldThroughFlips(t *testing.T) {
+// A crash loop is alerted at once and only once, although other conditions change meanwhile.
+func TestACrashLoopIsAlertedOnceThoughConditionsFlip(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)
 	key := rc.IncidentKey("web", rc.CrashLooping, start)
@@ -117,91 +121,97 @@ func TestACrashLoopIsToldThroughFlips(t *testing.T) {
 		o.after(3 * time.Second)
 		o.look(rc.CrashLooping, rc.InsufficientNodes)
 	}
-	if !slices.Equal(o.said, []string{key}) {
-		t.Errorf("told %v", o.said)
+	if !slices.Equal(o.sent, []string{key}) {
+		t.Errorf("sent %v", o.sent)
 	}
-	if o.look(rc.Converged); !slices.Equal(o.said, []string{key, key + "/resolved"}) {
-		t.Errorf("told %v", o.said)
+	if o.look(rc.Converged); !slices.Equal(o.sent, []string{key, key + "/resolved"}) {
+		t.Errorf("sent %v", o.sent)
 	}
 }
 
-// A farm of another version may leave incidents of a kind that is unknown here. What was told ends, what was not is not told.
-func TestIncidentsOfAnotherVersion(t *testing.T) {
+// A farm of another version may leave incidents of an unknown kind. If the alert was delivered, its end is sent. If
+// not, nothing is sent.
+func TestIncidentsOfAnotherVersionEnd(t *testing.T) {
 	t.Parallel()
-	for _, told := range []bool{false, true} {
+	for _, alerted := range []bool{false, true} {
 		o := newOwner(t)
 		incident := rc.Incident{Key: "k", Type: "OfTomorrow", Since: start}
-		if told {
+		if alerted {
 			incident.AlertedAt = &start
 		}
 		o.stored = &rc.Status{RCID: "web", Incidents: []rc.Incident{incident}}
-		if active := alert.Active(o.stored, o.now); (len(active) > 0) != told {
-			t.Errorf("told %t: active %v", told, active)
+		if active := alert.Active(o.stored, o.now); (len(active) > 0) != alerted {
+			t.Errorf("alerted %t: active %v", alerted, active)
 		}
-		if o.look(rc.Converged); len(o.stored.Incidents) > 0 || told != slices.Equal(o.said, []string{"k/resolved"}) || !told && len(o.said) > 0 {
-			t.Errorf("told %t: said %v, stored %+v", told, o.said, o.stored.Incidents)
+		var want []string
+		if alerted {
+			want = []string{"k/resolved"}
+		}
+		if o.look(rc.Converged); len(o.stored.Incidents) > 0 || !slices.Equal(o.sent, want) {
+			t.Errorf("alerted %t: sent %v, stored %+v", alerted, o.sent, o.stored.Incidents)
 		}
 	}
 }
 
-func TestASuccessorDoesNotTellAgain(t *testing.T) {
+func TestTheNextOwnerDoesNotAlertAgain(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)
 	o.look(rc.Converged, rc.NodeLost)
 	next := &owner{t: t, now: o.now.Add(time.Minute), stored: o.stored}
 	next.look(rc.Converged, rc.NodeLost)
-	if len(next.said) != 0 {
-		t.Errorf("told again: %v", next.said)
+	if len(next.sent) != 0 {
+		t.Errorf("sent again: %v", next.sent)
 	}
 	next.look(rc.Converged)
-	if len(next.said) != 1 || !strings.HasSuffix(next.said[0], "/resolved") {
-		t.Errorf("told %v", next.said)
+	if len(next.sent) != 1 || !strings.HasSuffix(next.sent[0], "/resolved") {
+		t.Errorf("sent %v", next.sent)
 	}
 }
 
-// Whatever instant a farm dies at, nothing is forgotten: what it had not recorded as told is told by its successor.
-func TestNothingIsForgotten(t *testing.T) {
+// If a farm dies before it has sent a notification, the next owner sends it.
+func TestTheNextOwnerSendsWhatWasNotSent(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)
-	o.land(o.compute(false, 0, rc.Converged, rc.NodeLost)) // landed; the farm died before it told
+	o.store(o.compute(false, 0, rc.Converged, rc.NodeLost)) // stored; the farm died before it sent
 	next := &owner{t: t, now: o.now, stored: o.stored}
 	next.look(rc.Converged, rc.NodeLost)
-	if len(next.said) != 1 {
-		t.Fatalf("told %v", next.said)
+	if len(next.sent) != 1 {
+		t.Fatalf("sent %v", next.sent)
 	}
-	next.land(next.compute(false, 0, rc.Converged)) // resolved, landed, died before it told
+	next.store(next.compute(false, 0, rc.Converged)) // over, stored; the farm died before it sent
 	last := &owner{t: t, now: o.now, stored: next.stored}
 	last.look(rc.Converged)
-	if len(last.said) != 1 || len(last.stored.Incidents) != 0 {
-		t.Errorf("told %v, stored %+v", last.said, last.stored.Incidents)
+	if len(last.sent) != 1 || len(last.stored.Incidents) != 0 {
+		t.Errorf("sent %v, stored %+v", last.sent, last.stored.Incidents)
 	}
 }
 
-// What was told, and not stored as told before it was over and somebody else's to look at, ends for those who were told.
-func TestAnEndIsToldThoughTheBeginningWasNotStored(t *testing.T) {
+// An alert was sent, but its delivery was not stored before the incident was over and another farm became owner. That
+// farm sends the end.
+func TestTheEndIsSentThoughTheDeliveryWasNotStored(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)
 	o.look(rc.Converged, rc.Unclaimed)
 	o.after(time.Minute)
-	o.land(o.compute(false, 0, rc.Converged, rc.Unclaimed))
-	o.tell()
+	o.store(o.compute(false, 0, rc.Converged, rc.Unclaimed))
+	o.send()
 	key := rc.IncidentKey("web", rc.Unclaimed, start)
-	if !slices.Equal(o.said, []string{key}) {
-		t.Fatalf("told %v", o.said)
+	if !slices.Equal(o.sent, []string{key}) {
+		t.Fatalf("sent %v", o.sent)
 	}
 	next := &owner{t: t, now: o.now, stored: o.stored}
 	next.look(rc.Converged)
-	if !slices.Equal(next.said, []string{key + "/resolved"}) || len(next.stored.Incidents) != 0 {
-		t.Errorf("told %v, stored %+v", next.said, next.stored.Incidents)
+	if !slices.Equal(next.sent, []string{key + "/resolved"}) || len(next.stored.Incidents) != 0 {
+		t.Errorf("sent %v, stored %+v", next.sent, next.stored.Incidents)
 	}
 }
 
-func TestWhatMendsItselfWakesNobody(t *testing.T) {
+func TestAnIncidentThatEndsSoonIsNotAlerted(t *testing.T) {
 	t.Parallel()
 	o := newOwner(t)
 	o.look(rc.Converged, "InsufficientNodes")
 	if o.due != 10*time.Second {
-		t.Errorf("the next look is due after %s", o.due)
+		t.Errorf("the next look is due after %s, want 10 s", o.due)
 	}
 	o.after(9 * time.Second)
 	o.look(rc.Converged, "InsufficientNodes")
@@ -210,18 +220,19 @@ func TestWhatMendsItselfWakesNobody(t *testing.T) {
 	}
 	o.after(time.Second / 2)
 	o.look(rc.Converged)
-	if len(o.said) != 0 || len(o.stored.Incidents) != 0 {
-		t.Errorf("told %v, stored %+v", o.said, o.stored.Incidents)
+	if len(o.sent) != 0 || len(o.stored.Incidents) != 0 {
+		t.Errorf("sent %v, stored %+v", o.sent, o.stored.Incidents)
 	}
 	o.look(rc.Converged, "InsufficientNodes")
 	o.after(10 * time.Second)
 	o.look(rc.Converged, "InsufficientNodes")
-	if len(o.said) != 1 || o.due != 0 || !slices.Equal(alert.Active(o.stored, o.now), []rc.ConditionType{"InsufficientNodes"}) {
-		t.Errorf("told %v, due %s", o.said, o.due)
+	active := alert.Active(o.stored, o.now)
+	if len(o.sent) != 1 || o.due != 0 || !slices.Equal(active, []rc.ConditionType{"InsufficientNodes"}) {
+		t.Errorf("sent %v, due %s, active %v", o.sent, o.due, active)
 	}
 }
 
-func TestIncidentsWithoutAConditionOfTheirName(t *testing.T) {
+func TestIncidentsWithoutAConditionOfTheSameName(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		quiet     bool
@@ -232,20 +243,23 @@ func TestIncidentsWithoutAConditionOfTheirName(t *testing.T) {
 		"well":                      {conds: []rc.ConditionType{rc.Converged}},
 		"not converged":             {want: []rc.ConditionType{rc.NotConverged}},
 		"not converged, not wanted": {quiet: true},
-		"preparer gone":             {unmanaged: 1, conds: []rc.ConditionType{rc.Converged, rc.NodeLost}, want: []rc.ConditionType{rc.PreparerGone}},
-		"node gone":                 {conds: []rc.ConditionType{rc.Converged, rc.NodeLost}, want: []rc.ConditionType{rc.NodeLost}},
+		"preparer gone": {
+			unmanaged: 1, conds: []rc.ConditionType{rc.Converged, rc.NodeLost},
+			want: []rc.ConditionType{rc.PreparerGone},
+		},
+		"node lost": {conds: []rc.ConditionType{rc.Converged, rc.NodeLost}, want: []rc.ConditionType{rc.NodeLost}},
 	} {
 		o := newOwner(t)
-		o.land(o.compute(tt.quiet, tt.unmanaged, tt.conds...))
+		o.store(o.compute(tt.quiet, tt.unmanaged, tt.conds...))
 		o.after(time.Hour)
-		o.land(o.compute(tt.quiet, tt.unmanaged, tt.conds...))
+		o.store(o.compute(tt.quiet, tt.unmanaged, tt.conds...))
 		if got := alert.Active(o.stored, o.now); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
 		}
 	}
 }
 
-func TestLog(t *testing.T) {
+func TestAlertsAreLogged(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	log, err := obs.NewLogger(&out, "info", "text")
@@ -253,11 +267,14 @@ func TestLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	end := start.Add(90 * time.Second)
-	in := alert.Incident{RCID: "web", Farm: "f1", Incident: rc.Incident{Key: "k", Type: rc.NodeLost, Reason: "n1 is gone", Since: start}}
+	in := incident("k")
 	alert.Log{Logger: log}.Raise(t.Context(), in)
 	in.ResolvedAt = &end
 	alert.Log{Logger: log}.Resolve(t.Context(), in)
-	for _, want := range []string{"level=warning msg=\"alert raised\"", "condition=NodeLost", "incident=k", "rc_id=web", `reason="n1 is gone"`, "alert resolved", "took=1m30s"} {
+	for _, want := range []string{
+		"level=warning msg=\"alert raised\"", "condition=NodeLost", "incident=k", "rc_id=web", `reason="n1 is gone"`,
+		"alert resolved", "took=1m30s",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}

@@ -10,37 +10,38 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Reason is why the records of a node stay although its machine has been gone for long enough.
+// Reason is why the leader keeps the records of a node whose machine has been gone for long enough.
 type Reason string
 
 // The reasons.
 const (
-	KeptByAgent   Reason = "agent"   // its Consul agent lives, or nobody can tell
-	KeptByPods    Reason = "pods"    // pods are placed there, or have left it without a confirmed stop
-	KeptByClaims  Reason = "claims"  // something is reserved there
-	KeptByRecords Reason = "records" // intents, or reports of pods that have not stopped, are left; or something cannot be read
-	KeptByOrphans Reason = "orphans" // it ran pods without an intent when it was heard last, or has not said what it runs since the records are what they are
-	KeptByFleet   Reason = "fleet"   // most nodes are gone, or not all of those that live have said what they run
-	KeptByPace    Reason = "pace"    // others go first
+	KeptByAgent  Reason = "agent"  // its Consul agent lives, or the leader does not know whether it lives
+	KeptByPods   Reason = "pods"   // pods are placed there, or have moved off it and their stop is not confirmed
+	KeptByClaims Reason = "claims" // its reservation has shares
+	// it has intents, or reports of pods that have not stopped, or a record is unreadable
+	KeptByRecords Reason = "records"
+	KeptByOrphans Reason = "orphans" // its last record has orphans, or it has not spoken in this epoch
+	KeptByFleet   Reason = "fleet"   // Cluster.Sound: too many nodes are gone, or some living nodes have not spoken
+	KeptByPace    Reason = "pace"    // other nodes are removed first, or the removal did not land
 )
 
-// Reasons are all of them.
+// Reasons has all reasons.
 var Reasons = []Reason{KeptByAgent, KeptByPods, KeptByClaims, KeptByRecords, KeptByOrphans, KeptByFleet, KeptByPace}
 
-// maxNoted bounds how many nodes are noted as gone at once: they share one record.
+// maxNoted limits the gone nodes in one record.
 const maxNoted = 1000
 
-// Fleet is all nodes at one moment.
-type Fleet struct {
+// Cluster is all nodes at one moment.
+type Cluster struct {
 	Nodes  map[string]*node.View
-	Synced bool // every node that lives has said what it runs in this world
+	Synced bool // every living node has spoken in this epoch
 	Now    time.Time
-	Passed time.Duration // since this leader has looked last, as far as it counts
+	Passed time.Duration // time to add for each node that stays gone; see Forgetter.passed
 }
 
-// Deaths returns what is to be noted of the nodes that nobody holds, given what was noted before. A node that has been held since, which the
-// index of its record tells, begins anew.
-func (f *Fleet) Deaths(before map[string]store.Death) map[string]store.Death {
+// Deaths returns the nodes whose lock no preparer holds, with the time for which leaders have seen them gone, counted
+// on from before. It starts again if a preparer has held the lock since: the index has changed.
+func (f *Cluster) Deaths(before map[string]store.Death) map[string]store.Death {
 	noted, fresh := map[string]store.Death{}, []string{}
 	for name, v := range f.Nodes {
 		switch was, known := before[name]; {
@@ -59,16 +60,21 @@ func (f *Fleet) Deaths(before map[string]store.Death) map[string]store.Death {
 	return noted
 }
 
-// Due returns the nodes that have been seen gone for that long, the longest first.
+// Due returns the nodes that are gone for at least after, the longest first.
 func Due(noted map[string]store.Death, after time.Duration) []string {
-	due := slices.DeleteFunc(slices.Collect(maps.Keys(noted)), func(name string) bool { return noted[name].SeenMS < after.Milliseconds() })
-	slices.SortFunc(due, func(a, b string) int { return cmp.Or(cmp.Compare(noted[b].SeenMS, noted[a].SeenMS), cmp.Compare(a, b)) })
+	due := slices.DeleteFunc(slices.Collect(maps.Keys(noted)), func(name string) bool {
+		return noted[name].SeenMS < after.Milliseconds()
+	})
+	slices.SortFunc(due, func(a, b string) int {
+		return cmp.Or(cmp.Compare(noted[b].SeenMS, noted[a].SeenMS), cmp.Compare(a, b))
+	})
 	return due
 }
 
-// Sound reports whether any node may be forgotten. Where most are gone it is not they that are, but what is known of them: the servers were
-// away, the network is cut, the store is another one. Those that operators have drained are expected to go.
-func (f *Fleet) Sound() bool {
+// Sound reports whether any node may be forgotten. If most nodes seem to be gone, it is more likely that Consul's
+// servers were away, the network is cut, or the store was restored. Dead nodes that are drained are left out, because
+// operators expect them to go.
+func (f *Cluster) Sound() bool {
 	living, dead := 0, 0
 	for _, v := range f.Nodes {
 		switch {
@@ -81,11 +87,11 @@ func (f *Fleet) Sound() bool {
 	return f.Synced && living > dead
 }
 
-// Quota is how many nodes may be forgotten in one look: one of a hundred, and one at least.
-func (f *Fleet) Quota() int { return max(1, len(f.Nodes)/100) }
+// Quota is how many nodes may be forgotten in one look.
+func (f *Cluster) Quota() int { return max(1, len(f.Nodes)/100) }
 
-// keeps returns why the records of a node stay, "" if they may go as far as the store knows. Of one that has not spoken under the epoch the store may be
-// too old to know.
+// keeps returns why the records of a node are kept, "" for no reason. If it has not reported in this epoch, the store
+// may be older than its pods.
 func keeps(v *node.View, left store.LeftOn, epoch string) Reason {
 	switch {
 	case left.Copies > 0:

@@ -15,16 +15,16 @@ import (
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// fleet has nodes by name: those that nobody holds since an index, zero for those that live.
-func fleet(nodes map[string]uint64) Fleet {
-	f := Fleet{Nodes: map[string]*node.View{}, Synced: true, Now: noon}
+// fleet returns nodes by name. The number is the FreeIndex of a dead node; zero: the node lives.
+func fleet(nodes map[string]uint64) Cluster {
+	f := Cluster{Nodes: map[string]*node.View{}, Synced: true, Now: noon}
 	for name, index := range nodes {
 		f.Nodes[name] = &node.View{Node: node.Node{Name: name}, Alive: index == 0, FreeIndex: index}
 	}
 	return f
 }
 
-func TestDeaths(t *testing.T) {
+func TestGoneNodesAreNotedWithTheirTime(t *testing.T) {
 	t.Parallel()
 	earlier := noon.Add(-time.Hour)
 	for name, tt := range map[string]struct {
@@ -32,13 +32,25 @@ func TestDeaths(t *testing.T) {
 		before map[string]store.Death
 		want   map[string]store.Death
 	}{
-		"no nodes":             {},
-		"all live":             {nodes: map[string]uint64{"a": 0, "b": 0}},
-		"one goes":             {nodes: map[string]uint64{"a": 0, "b": 7}, want: map[string]store.Death{"b": {Index: 7, Since: noon}}},
-		"it stays gone":        {nodes: map[string]uint64{"b": 7}, before: map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 100}}, want: map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 2100}}},
-		"it was back":          {nodes: map[string]uint64{"b": 9}, before: map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 100}}, want: map[string]store.Death{"b": {Index: 9, Since: noon}}},
-		"it is back":           {nodes: map[string]uint64{"b": 0}, before: map[string]store.Death{"b": {Index: 7, Since: earlier}}},
-		"its record was taken": {before: map[string]store.Death{"b": {Index: 7, Since: earlier}}},
+		"no nodes": {},
+		"all live": {nodes: map[string]uint64{"a": 0, "b": 0}},
+		"one goes": {
+			nodes: map[string]uint64{"a": 0, "b": 7}, want: map[string]store.Death{"b": {Index: 7, Since: noon}},
+		},
+		"it stays gone": {
+			nodes:  map[string]uint64{"b": 7},
+			before: map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 100}},
+			want:   map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 2100}},
+		},
+		"it was back": {
+			nodes:  map[string]uint64{"b": 9},
+			before: map[string]store.Death{"b": {Index: 7, Since: earlier, SeenMS: 100}},
+			want:   map[string]store.Death{"b": {Index: 9, Since: noon}},
+		},
+		"it is back": {
+			nodes: map[string]uint64{"b": 0}, before: map[string]store.Death{"b": {Index: 7, Since: earlier}},
+		},
+		"its record was removed": {before: map[string]store.Death{"b": {Index: 7, Since: earlier}}},
 	} {
 		f := fleet(tt.nodes)
 		f.Passed = 2 * time.Second
@@ -48,8 +60,8 @@ func TestDeaths(t *testing.T) {
 	}
 }
 
-// However many nodes are gone, one record holds what is noted, and those that are noted stay so.
-func TestDeathsAreBounded(t *testing.T) {
+// Even if very many nodes are gone, they fit in one record, and nodes that are noted stay noted.
+func TestAtMostAThousandGoneNodesAreNoted(t *testing.T) {
 	t.Parallel()
 	nodes := map[string]uint64{}
 	for i := range 2 * maxNoted {
@@ -64,11 +76,12 @@ func TestDeathsAreBounded(t *testing.T) {
 	}
 }
 
-func TestDue(t *testing.T) {
+func TestNodesGoneForLongAreDueTheLongestFirst(t *testing.T) {
 	t.Parallel()
 	seen := func(d time.Duration) store.Death { return store.Death{SeenMS: d.Milliseconds()} }
 	noted := map[string]store.Death{
-		"new": seen(0), "late": seen(59 * time.Minute), "b": seen(time.Hour), "a": seen(time.Hour), "old": seen(2 * time.Hour),
+		"new": seen(0), "late": seen(59 * time.Minute),
+		"b": seen(time.Hour), "a": seen(time.Hour), "old": seen(2 * time.Hour),
 		"by a clock that was wrong": {Since: noon.Add(-1000 * time.Hour)},
 	}
 	if got, want := Due(noted, time.Hour), []string{"old", "a", "b"}; !slices.Equal(got, want) {
@@ -76,7 +89,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// Time counts in steps: none of it twice, none by a clock that jumps.
+// No time counts twice, and a clock that jumps adds at most two steps.
 func TestTimeCountsInSteps(t *testing.T) {
 	t.Parallel()
 	f := NewForgetter(ForgetConfig{After: time.Hour}) // looks every six minutes
@@ -99,10 +112,10 @@ func TestTimeCountsInSteps(t *testing.T) {
 	}
 }
 
-func TestSound(t *testing.T) {
+func TestNoNodeIsForgottenIfMostAreGone(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		living, dead, drained int // drained: and dead
+		living, dead, drained int // drained: dead, too
 		unsynced              bool
 		want                  bool
 	}{
@@ -115,8 +128,8 @@ func TestSound(t *testing.T) {
 		"all are gone":      {dead: 5},
 		"all were drained":  {drained: 5},
 		"most were drained": {living: 2, drained: 5, want: true},
-		"others besides":    {living: 2, dead: 2, drained: 5},
-		"not heard yet":     {living: 5, dead: 1, unsynced: true},
+		"half of the rest":  {living: 2, dead: 2, drained: 5},
+		"some not spoken":   {living: 5, dead: 1, unsynced: true},
 	} {
 		nodes := map[string]uint64{}
 		for i := range tt.living {
@@ -136,7 +149,7 @@ func TestSound(t *testing.T) {
 	}
 }
 
-func TestQuota(t *testing.T) {
+func TestOneNodeOfAHundredIsForgottenInALook(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]int{1: 1, 99: 1, 199: 1, 200: 2, 5000: 50} {
 		nodes := map[string]uint64{}
@@ -145,31 +158,43 @@ func TestQuota(t *testing.T) {
 		}
 		f := fleet(nodes)
 		if got := f.Quota(); got != want {
-			t.Errorf("%d of %d, want %d", got, n, want)
+			t.Errorf("%d of %d nodes, want %d", got, n, want)
 		}
 	}
 }
 
-func TestWhatKeepsANode(t *testing.T) {
+func TestAGoneNodeIsKeptForAReason(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		view node.View
 		left store.LeftOn
 		want Reason
 	}{
-		"nothing":                                {},
-		"a reservation":                          {left: store.LeftOn{Reservation: 5}},
-		"a pod":                                  {left: store.LeftOn{Copies: 1, Claims: 1, Intents: 1}, want: KeptByPods},
-		"a claim":                                {left: store.LeftOn{Claims: 1}, want: KeptByClaims},
-		"an intent":                              {left: store.LeftOn{Intents: 1}, want: KeptByRecords},
-		"a report":                               {left: store.LeftOn{Reports: 1}, want: KeptByRecords},
-		"garbage":                                {left: store.LeftOn{Unreadable: errors.New("garbage")}, want: KeptByRecords},
-		"an orphan":                              {view: node.View{Node: node.Node{Orphans: []pod.Orphan{{}}}}, want: KeptByOrphans},
-		"orphans left out":                       {view: node.View{Node: node.Node{OrphansLeftOut: 1}}, want: KeptByOrphans},
-		"orphans not read":                       {view: node.View{OrphansUnread: true}, want: KeptByOrphans},
-		"a drain keeps nothing":                  {view: node.View{Ops: node.Ops{Drain: &node.Drain{}}}},
-		"silent since the records were restored": {view: node.View{Node: node.Node{Epoch: "another"}}, want: KeptByOrphans},
-		"it never spoke":                         {view: node.View{Node: node.Node{Epoch: "none"}}, want: KeptByOrphans},
+		"nothing":       {},
+		"a reservation": {left: store.LeftOn{Reservation: 5}},
+		"a pod": {
+			left: store.LeftOn{Copies: 1, Claims: 1, Intents: 1}, want: KeptByPods,
+		},
+		"a claim":   {left: store.LeftOn{Claims: 1}, want: KeptByClaims},
+		"an intent": {left: store.LeftOn{Intents: 1}, want: KeptByRecords},
+		"a report":  {left: store.LeftOn{Reports: 1}, want: KeptByRecords},
+		"garbage": {
+			left: store.LeftOn{Unreadable: errors.New("garbage")}, want: KeptByRecords,
+		},
+		"an orphan": {
+			view: node.View{Node: node.Node{Orphans: []pod.Orphan{{}}}}, want: KeptByOrphans,
+		},
+		"orphans left out": {
+			view: node.View{Node: node.Node{OrphansLeftOut: 1}}, want: KeptByOrphans,
+		},
+		"orphans not read":      {view: node.View{OrphansUnread: true}, want: KeptByOrphans},
+		"a drain keeps nothing": {view: node.View{Ops: node.Ops{Drain: &node.Drain{}}}},
+		"silent since the records were restored": {
+			view: node.View{Node: node.Node{Epoch: "another"}}, want: KeptByOrphans,
+		},
+		"it never spoke": {
+			view: node.View{Node: node.Node{Epoch: "none"}}, want: KeptByOrphans,
+		},
 	} {
 		switch tt.view.Epoch {
 		case "":

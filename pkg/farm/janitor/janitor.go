@@ -1,5 +1,5 @@
-// Package janitor keeps what grows for ever from doing so: audit records, manifests that nobody uses any more, and drops of
-// controllers that are gone. The leader does it (ADR 27), and removes nothing that has changed since it was looked at.
+// Package janitor removes records that would otherwise pile up, and asks owners to release leaked shares and to stop
+// pods whose controllers are gone. The leader runs it (ADR 27). It keeps records that have changed since it read them.
 package janitor
 
 import (
@@ -24,7 +24,7 @@ const (
 	DefaultMost          = 2_000
 )
 
-// Records is the janitor's side of the store; *store.Leader has it.
+// Records is what a janitor needs of the store. *store.Leader implements it.
 type Records interface {
 	AuditIDs(ctx context.Context) ([]string, error)
 	DeleteAudit(ctx context.Context, ids []string) (int, error)
@@ -39,27 +39,28 @@ type Config struct {
 	Log     obs.Logger
 
 	Every         time.Duration // between two rounds, plus jitter
-	AuditKeep     int           // audit records kept, the newest
-	AuditAge      time.Duration // for which an audit record is kept
-	ManifestGrace time.Duration // for which a manifest must have been seen unused, in the same version
-	Most          int           // records of one kind removed in one round
+	AuditKeep     int           // how many audit records are kept, the newest
+	AuditAge      time.Duration // for how long an audit record is kept
+	ManifestGrace time.Duration // for how long a manifest must have been unused and unchanged
+	Most          int           // of manifests, and of drops, in one round; of audit records, in one request
 }
 
-// Janitor cleans up.
+// Janitor removes old audit records, unused manifests and drops.
 type Janitor struct {
 	cfg Config
-	// unused is since when manifests were seen unused. A successor begins anew, which only puts their removal off.
+	// unused is when each manifest was first seen unused. The next leader starts anew.
 	unused map[store.ManifestRef]time.Time
 }
 
 // New returns a janitor.
 func New(cfg Config) *Janitor {
-	cfg.Every, cfg.AuditKeep, cfg.AuditAge = cmp.Or(cfg.Every, DefaultEvery), cmp.Or(cfg.AuditKeep, DefaultAuditKeep), cmp.Or(cfg.AuditAge, DefaultAuditAge)
+	cfg.Every = cmp.Or(cfg.Every, DefaultEvery)
+	cfg.AuditKeep, cfg.AuditAge = cmp.Or(cfg.AuditKeep, DefaultAuditKeep), cmp.Or(cfg.AuditAge, DefaultAuditAge)
 	cfg.ManifestGrace, cfg.Most = cmp.Or(cfg.ManifestGrace, DefaultManifestGrace), cmp.Or(cfg.Most, DefaultMost)
 	return &Janitor{cfg: cfg, unused: map[store.ManifestRef]time.Time{}}
 }
 
-// Run cleans up now and then until ctx, which is the leadership, ends. Failures are logged, and tried again with the next round.
+// Run cleans up at intervals until ctx ends. It logs errors.
 func (j *Janitor) Run(ctx context.Context) error {
 	for {
 		if err := wait.Pause(ctx, j.cfg.Every+rand.N(j.cfg.Every/10+1)); err != nil {
@@ -107,8 +108,8 @@ func (j *Janitor) audit(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// Expired returns which of the audit records, given oldest first, are beyond what is kept: too many or too old. One whose
-// id does not tell its time is left alone and counts for nothing.
+// Expired returns the audit records that are too many or too old. The ids come oldest first. One without a time is
+// kept, and left out of the number.
 func Expired(ids []string, now time.Time, keep int, age time.Duration) []string {
 	var out []string
 	for _, id := range slices.Backward(ids) {
@@ -141,7 +142,7 @@ func (j *Janitor) manifests(ctx context.Context, now time.Time) error {
 			j.unused[ref] = since
 			continue
 		}
-		// A refusal means that an apply was faster: its manifest stays.
+		// A refusal means that a controller has begun to use the manifest.
 		if err := j.cfg.Records.DeleteManifest(ctx, ref); err != nil && !errors.Is(err, store.ErrRefused) {
 			return err
 		} else if err == nil {
@@ -149,7 +150,7 @@ func (j *Janitor) manifests(ctx context.Context, now time.Time) error {
 		}
 	}
 	if removed > 0 {
-		j.cfg.Log.WithField("removed", removed).Info("removed manifests that nobody uses")
+		j.cfg.Log.WithField("removed", removed).Info("removed unused manifests")
 	}
 	return nil
 }

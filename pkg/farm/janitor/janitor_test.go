@@ -48,7 +48,7 @@ func setup(t *testing.T) (*consul.Client, *store.Store) {
 	return client, st
 }
 
-// leader has the writes of a leader without a fence, as if there were one.
+// leader returns the leader's side of the store without a fence.
 func leader(client *consul.Client, st *store.Store) *store.Leader {
 	return st.Leader("f", client.Commit)
 }
@@ -64,16 +64,18 @@ func idAt(at time.Time) string {
 	return strings.ToLower(ulid.MustNew(ulid.Timestamp(at), ulid.DefaultEntropy()).String())
 }
 
-func TestAuditGrowsNoFurther(t *testing.T) {
+func TestOldAuditRecordsAreRemoved(t *testing.T) {
 	t.Parallel()
 	client, st := setup(t)
 	now := time.Now()
-	for i := range 150 { // more than one transaction takes
+	for i := range 150 { // more than fit in one transaction
 		put(t, client, st.Keys().Audits.Key(idAt(now.Add(-time.Duration(i)*time.Hour))), "{}")
 	}
 	put(t, client, st.Keys().Audits.Key("by-hand"), "note")
-	j := janitor.New(janitor.Config{Records: leader(client, st), Log: quiet(t), AuditKeep: 100, AuditAge: 50*time.Hour + time.Minute, Most: 90})
-	for _, want := range []int{51, 51} { // in as many parts as it takes
+	j := janitor.New(janitor.Config{
+		Records: leader(client, st), Log: quiet(t), AuditKeep: 100, AuditAge: 50*time.Hour + time.Minute, Most: 90,
+	})
+	for _, want := range []int{51, 51} { // one round removes all, in several parts
 		if err := j.Round(t.Context(), now); err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +86,7 @@ func TestAuditGrowsNoFurther(t *testing.T) {
 	}
 }
 
-func TestExpired(t *testing.T) {
+func TestAuditRecordsExpireByNumberAndAge(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	var ids []string
@@ -95,18 +97,25 @@ func TestExpired(t *testing.T) {
 		keep int
 		age  time.Duration
 		want int
-	}{{10, time.Hour, 0}, {3, time.Hour, 7}, {10, 4*time.Minute + time.Second, 5}, {3, 4*time.Minute + time.Second, 7}, {0, time.Hour, 10}} {
+	}{
+		{10, time.Hour, 0},
+		{3, time.Hour, 7},
+		{10, 4*time.Minute + time.Second, 5},
+		{3, 4*time.Minute + time.Second, 7},
+		{0, time.Hour, 10},
+	} {
 		if got := janitor.Expired(ids, now, tt.keep, tt.age); !slices.Equal(got, ids[:tt.want]) {
 			t.Errorf("keep %d, age %s: %d expired, want %d", tt.keep, tt.age, len(got), tt.want)
 		}
 	}
 }
 
-// apply stores a controller with a manifest of its own, as rcctl would.
+// apply stores a controller with its own manifest, as rcctl does.
 func apply(t *testing.T, st *store.Store, id, version string) (digest string) {
 	t.Helper()
 	m := &manifest.Manifest{Version: 1, ID: "web", Launchables: []manifest.Launchable{{
-		Name: "main", Artifact: manifest.Artifact{Kind: "tar", URL: "file:///" + version, SHA256: strings.Repeat("0", 64)},
+		Name:     "main",
+		Artifact: manifest.Artifact{Kind: "tar", URL: "file:///" + version, SHA256: strings.Repeat("0", 64)},
 	}}}
 	canonical, err := m.Canonical()
 	if err != nil {
@@ -118,21 +127,27 @@ func apply(t *testing.T, st *store.Store, id, version string) (digest string) {
 		t.Fatal(err)
 	}
 	digest = manifest.Digest(canonical)
-	r := rc.RC{ID: id, Name: id, ManifestDigest: digest, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}}, Generation: rec.Value.Generation + 1}
-	err = st.Operator.ChangeRC(t.Context(), store.RCChange{RC: r, Index: rec.Index, Manifests: []store.DeployManifest{{Digest: digest, Canonical: canonical}}, Audit: store.NewAudit("test", "apply", id, nil)})
+	r := rc.RC{
+		ID: id, Name: id, ManifestDigest: digest, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &one}},
+		Generation: rec.Value.Generation + 1,
+	}
+	err = st.Operator.ChangeRC(t.Context(), store.RCChange{
+		RC: r, Index: rec.Index, Manifests: []store.DeployManifest{{Digest: digest, Canonical: canonical}},
+		Audit: store.NewAudit("test", "apply", id, nil),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return digest
 }
 
-func TestManifestsThatAnythingNamesStay(t *testing.T) {
+func TestAManifestThatAnyRecordNamesIsKept(t *testing.T) {
 	t.Parallel()
 	client, st := setup(t)
 	k := st.Keys()
 	old := apply(t, st, "web", "v1")
 	used := apply(t, st, "web", "v2")
-	named := map[string]string{ // by where: digests that only damaged or foreign records name
+	named := map[string]string{ // digests that only damaged or foreign records name, by the key of the record
 		k.Prefix() + "pods/x/main.0": "", k.Prefix() + "intent/n1/x/main.0": "", k.Prefix() + "reality/n1/x/main.0": "",
 		k.Prefix() + "nodes/3/n1": "", k.Prefix() + "rollouts/r1": "", k.Prefix() + "deployments/d/history/1": "",
 	}
@@ -176,7 +191,7 @@ func mapValues(m map[string]string) func(yield func(string) bool) {
 	}
 }
 
-// racing lets somebody apply a manifest between the moment it is found unused and its removal.
+// racing applies a manifest after it was found unused and before it is removed.
 type racing struct {
 	janitor.Records
 	apply func()
@@ -187,13 +202,14 @@ func (r racing) DeleteManifest(ctx context.Context, ref store.ManifestRef) error
 	return r.Records.DeleteManifest(ctx, ref)
 }
 
-func TestAnApplyWinsTheRace(t *testing.T) {
+func TestAnAppliedManifestIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	client, st := setup(t)
 	old := apply(t, st, "web", "v1")
 	apply(t, st, "web", "v2")
 	applied := 0
-	j := janitor.New(janitor.Config{Log: quiet(t), Records: racing{leader(client, st), func() { applied++; apply(t, st, "web", "v1") }}})
+	records := racing{leader(client, st), func() { applied++; apply(t, st, "web", "v1") }}
+	j := janitor.New(janitor.Config{Log: quiet(t), Records: records})
 	now := time.Now()
 	for _, at := range []time.Time{now, now.Add(2 * time.Hour)} {
 		if err := j.Round(t.Context(), at); err != nil {
@@ -203,7 +219,7 @@ func TestAnApplyWinsTheRace(t *testing.T) {
 	if _, err := st.Manifest(t.Context(), old); err != nil || applied != 1 {
 		t.Errorf("after %d applies: %v", applied, err)
 	}
-	// Touched and then unused again: the grace begins anew.
+	// It was used and is unused again: the grace period starts again.
 	apply(t, st, "web", "v3")
 	if err := j.Round(t.Context(), now.Add(3*time.Hour)); err != nil {
 		t.Fatal(err)
@@ -213,16 +229,16 @@ func TestAnApplyWinsTheRace(t *testing.T) {
 	}
 }
 
-// idle is a store without anything in it that counts rounds.
+// idle is an empty store that counts rounds.
 type idle struct{ rounds int }
 
-func (r *idle) AuditIDs(context.Context) ([]string, error)                   { r.rounds++; return nil, nil }
-func (r *idle) DeleteAudit(context.Context, []string) (int, error)           { return 0, nil }
-func (r *idle) UnusedManifests(context.Context) ([]store.ManifestRef, error) { return nil, nil }
-func (r *idle) DeleteManifest(context.Context, store.ManifestRef) error      { return nil }
-func (r *idle) SweepDrops(context.Context, int) (int, error)                 { return 0, nil }
+func (i *idle) AuditIDs(context.Context) ([]string, error)                   { i.rounds++; return nil, nil }
+func (i *idle) DeleteAudit(context.Context, []string) (int, error)           { return 0, nil }
+func (i *idle) UnusedManifests(context.Context) ([]store.ManifestRef, error) { return nil, nil }
+func (i *idle) DeleteManifest(context.Context, store.ManifestRef) error      { return nil }
+func (i *idle) SweepDrops(context.Context, int) (int, error)                 { return 0, nil }
 
-func TestTheLeaderCleansUpNowAndThen(t *testing.T) {
+func TestTheLeaderCleansUpEveryTenMinutes(t *testing.T) {
 	t.Parallel()
 	log := quiet(t)
 	synctest.Test(t, func(t *testing.T) {

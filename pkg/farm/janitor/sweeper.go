@@ -14,37 +14,37 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Strays is the sweeper's side of the store; *store.Leader has it.
-type Strays interface {
+// SweepStore is what a sweeper needs of the store. *store.Leader implements it.
+type SweepStore interface {
 	OrphanedIntents(ctx context.Context) (left map[string][]store.At, controllers int, err error)
 	AskSweep(ctx context.Context, at store.At, a store.Audit) error
 }
 
 // SweepConfig is what a sweeper needs.
 type SweepConfig struct {
-	Farm   string // id
-	Strays Strays
-	// Synced reports whether every node that lives has said what it runs.
+	Farm  string // id
+	Store SweepStore
+	// Synced reports whether every living node has spoken in this epoch.
 	Synced func() bool
-	After  time.Duration // for which this leader must have found a controller gone; zero: nothing is swept
+	After  time.Duration // for how long this leader must have seen a controller gone; zero: nothing is swept
 	Log    obs.Logger
 }
 
-// Sweeper asks for the end of what nodes are told of controllers that are gone, as rcctl node sweep does (ADR 27). Their owners carry it out.
+// Sweeper finds intents of controllers that are gone, and asks for the stop of their pods (ADR 27), like rcctl node
+// sweep but in the leader's name: the mass-stop breaker counts the stops.
 type Sweeper struct {
 	cfg SweepConfig
-	// since is when this leader saw controllers gone first. A successor begins anew, which only puts it off.
+	// since is when this leader first saw controllers gone. The next leader starts anew.
 	since map[string]time.Time
 }
 
 // NewSweeper returns a sweeper.
 func NewSweeper(cfg SweepConfig) *Sweeper { return &Sweeper{cfg: cfg} }
 
-// maxAsked bounds for how many pods one look asks.
+// maxAsked limits the requests of one look.
 const maxAsked = 100
 
-// Run asks until ctx, which is the leadership, ends. Failures are logged, and tried again with the next look. It measures time by the clock that
-// nobody sets.
+// Run looks until ctx ends. It logs errors.
 func (s *Sweeper) Run(ctx context.Context) error {
 	if s.cfg.After == 0 {
 		<-ctx.Done()
@@ -61,21 +61,25 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	}
 }
 
-// Look asks for the end of what is left of controllers that have been gone for long enough: of one of a hundred in one look, and one at least. Where as many are
-// gone as are there it is not they that are, but their records.
+// Look asks for the stop of pods whose controllers are gone for long enough, for at most a hundredth of the
+// controllers, or one. If at least as many controllers are gone as exist, records were probably lost, and it asks for
+// no stop.
 func (s *Sweeper) Look(ctx context.Context, now time.Time) error {
 	if !s.cfg.Synced() {
-		s.since = nil // the store may be another one
+		s.since = nil // the store may have been restored
 		return nil
 	}
-	left, controllers, err := s.cfg.Strays.OrphanedIntents(ctx)
+	left, controllers, err := s.cfg.Store.OrphanedIntents(ctx)
 	if err != nil {
 		return err
 	}
 	s.since = seenSince(s.since, left, now)
-	due := slices.DeleteFunc(slices.Sorted(maps.Keys(left)), func(id string) bool { return now.Sub(s.since[id]) < s.cfg.After })
+	due := slices.DeleteFunc(slices.Sorted(maps.Keys(left)), func(id string) bool {
+		return now.Sub(s.since[id]) < s.cfg.After
+	})
 	if len(due) > 0 && len(left) >= controllers {
-		s.cfg.Log.WithFields(obs.Fields{"gone": len(left), "there": controllers}).Warn("as many controllers are gone as are there; were records lost? Nothing is swept")
+		s.cfg.Log.WithFields(obs.Fields{"gone": len(left), "there": controllers}).
+			Warn("as many controllers are gone as exist, maybe because records were lost; nothing is swept")
 		return nil
 	}
 	quota, asked := max(1, controllers/100), 0
@@ -93,7 +97,7 @@ func (s *Sweeper) Look(ctx context.Context, now time.Time) error {
 				return nil
 			}
 		}
-		if asked > before { // else all of it is asked for already, or it is back
+		if asked > before { // else everything was asked for already, or the controller is back
 			quota--
 		}
 		if quota == 0 {
@@ -103,11 +107,13 @@ func (s *Sweeper) Look(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// seenSince returns since when controllers were seen gone.
+// seenSince also sorts the copies.
 func seenSince(before map[string]time.Time, left map[string][]store.At, now time.Time) map[string]time.Time {
 	since := make(map[string]time.Time, len(left))
 	for id, copies := range left {
-		slices.SortFunc(copies, func(a, b store.At) int { return cmp.Or(a.Compare(b.Identity), cmp.Compare(a.Node, b.Node)) })
+		slices.SortFunc(copies, func(a, b store.At) int {
+			return cmp.Or(a.Compare(b.Identity), cmp.Compare(a.Node, b.Node))
+		})
 		if since[id] = now; before != nil && !before[id].IsZero() {
 			since[id] = before[id]
 		}
@@ -115,16 +121,18 @@ func seenSince(before map[string]time.Time, left map[string][]store.At, now time
 	return since
 }
 
-// ask leaves the request, unless there is one, or the controller is back.
 func (s *Sweeper) ask(ctx context.Context, at store.At) (written bool, err error) {
-	line := fmt.Sprintf("stop %s on %s: neither a controller nor a placement has told of it for %s", at.Identity, at.Node, s.cfg.After)
-	err = s.cfg.Strays.AskSweep(ctx, at, store.NewAudit(s.cfg.Farm, string(store.SweepOrphan), at.RCID, []string{line}).OnNodes(at.Node))
+	line := fmt.Sprintf("stop %s on %s: it has had neither a controller nor a placement for %s",
+		at.Identity, at.Node, s.cfg.After)
+	audit := store.NewAudit(s.cfg.Farm, string(store.SweepOrphan), at.RCID, []string{line}).OnNodes(at.Node)
+	err = s.cfg.Store.AskSweep(ctx, at, audit)
 	switch {
 	case errors.Is(err, store.ErrConflict):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("ask for the end of %s on %s: %w", at.Identity, at.Node, err)
+		return false, fmt.Errorf("ask for the stop of %s on %s: %w", at.Identity, at.Node, err)
 	}
-	s.cfg.Log.WithFields(obs.Fields{obs.RCID: at.RCID, obs.Node: at.Node, obs.Pod: at.Identity.String()}).Warn("a node is told of a pod whose controller is gone; its end is asked for")
+	s.cfg.Log.WithFields(obs.Fields{obs.RCID: at.RCID, obs.Node: at.Node, obs.Pod: at.Identity.String()}).
+		Warn("a node has an intent for a pod whose controller is gone; the owner is asked to stop the pod")
 	return true, nil
 }

@@ -1,5 +1,5 @@
-// Package looks tells whether another look at a unit can find anything that the last one has not: each change of it
-// rings the unit's bell, and a look reads the bell with all else.
+// Package looks decides whether another look at a unit can find something new: whether its bell has rung since the last
+// look read it.
 package looks
 
 import (
@@ -7,38 +7,39 @@ import (
 	"time"
 )
 
-// Looks remembers the last look at one unit, and what asks for the next one. The zero value remembers none.
+// Looks remembers the last look at one unit, and why to look again. The zero value has no last look. It is safe for
+// concurrent use.
 type Looks struct {
 	mu    sync.Mutex
-	asked bool      // for another reason than the bell, since the last look began
-	seen  uint64    // index of the bell, as the last look read it; zero: that did not go well
-	due   time.Time // when the last look asked for another one; zero: it did not
-	until time.Time // when a look begins that waits for more of what it is about
-	rest  time.Time // no look begins before that
+	asked bool      // Ask was called since the last look began
+	seen  uint64    // index of the bell that the last look has read; zero: the look failed or has not ended
+	due   time.Time // time of the next look, if the last look asked for one; zero: it did not
+	until time.Time // when a look that waits for more reports may begin; see Gather
+	rest  time.Time // no look begins before this time
 }
 
-// Ask says that somebody wants a look who rings no bell.
+// Ask asks for a look although the bell has not rung.
 func (l *Looks) Ask() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asked = true
 }
 
-// Begin is for the beginning of a look, before anything is read.
+// Begin must be called before a look reads anything.
 func (l *Looks) Begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asked, l.seen, l.due, l.until = false, 0, time.Time{}, time.Time{}
 }
 
-// Ended notes the index of the bell that a look has read which went well.
+// Ended notes a successful look, with the index of the bell that it has read.
 func (l *Looks) Ended(seen uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen = seen
 }
 
-// Again notes when a look that went well asked for another one; zero: not at all.
+// Again notes after which time a successful look asked for another one; zero: it did not.
 func (l *Looks) Again(after time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -47,9 +48,9 @@ func (l *Looks) Again(after time.Duration) {
 	}
 }
 
-// Idle reports whether a look now would find nothing, and then when one is due, zero for never: bell is its index as
-// watched last. A queue keeps the first of several times only, so that the farm must ask for the next look where it
-// spares one.
+// Idle reports whether a look now would find nothing new, so that the farm skips it. bell is the last index that the
+// farm's watch has seen. left is the time until a look is due; zero: none is. The farm must then queue that look again,
+// because the skipped one had replaced it in the queue.
 func (l *Looks) Idle(bell uint64) (idle bool, left time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,14 +63,13 @@ func (l *Looks) Idle(bell uint64) (idle bool, left time.Duration) {
 	return true, left
 }
 
-// A unit whose looks take long leaves as much time to the others as it takes. A process that was paused does not rest
-// for long.
+// If other units wait, a unit's next look waits after a long look for as long as that took, at most RestMost.
 const (
 	RestFrom = 250 * time.Millisecond
 	RestMost = 2 * time.Second
 )
 
-// Took notes how long a look has taken, whatever came of it.
+// Took notes how long a look has taken, also a failed one.
 func (l *Looks) Took(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,23 +78,22 @@ func (l *Looks) Took(d time.Duration) {
 	}
 }
 
-// Rest returns how long the next look has to wait because the last one took long, zero for not at all.
+// Rest returns how long the next look must wait because the last one took long.
 func (l *Looks) Rest() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return max(0, time.Until(l.rest))
 }
 
-// Reports of several nodes about what they were asked for together come one after the other: a look waits a little for the others, the
-// longer the more is under way.
+// Nodes that got intents at the same time report one after the other. So a look waits a little for more reports, longer
+// if more looks are under way.
 const (
 	GatherLeast = 5 * time.Millisecond
 	GatherEach  = time.Millisecond
 	GatherMost  = 50 * time.Millisecond
 )
 
-// Gather returns how long a look should wait that the bell has asked for, zero for no longer; busy is how many looks
-// are under way.
+// Gather returns how long a look that the bell asks for should wait. busy is how many looks are under way.
 func (l *Looks) Gather(busy int64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

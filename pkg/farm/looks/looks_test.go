@@ -8,7 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/looks"
 )
 
-// A look is spared only where the last one went well and has read the bell since, nobody else asked for one, and none is due.
+// A look is skipped only if the last look succeeded and read the latest bell, nothing else has asked for a look, and no
+// look is due.
 func TestALookThatWouldFindNothingIsSpared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		look := func() *looks.Looks {
@@ -23,34 +24,35 @@ func TestALookThatWouldFindNothingIsSpared(t *testing.T) {
 				t.Errorf("%s: spared %t, the next one due after %s; want %t, %s", what, idle, left, want, wantLeft)
 			}
 		}
-		expect("nothing was looked at", &looks.Looks{}, 5, false, 0)
-		expect("it has not rung", look(), 5, true, 0)
-		expect("an older index is heard late", look(), 4, true, 0)
-		expect("it has rung", look(), 6, false, 0)
+		expect("no look before", &looks.Looks{}, 5, false, 0)
+		expect("the bell has not rung", look(), 5, true, 0)
+		expect("the watch is behind", look(), 4, true, 0)
+		expect("the bell has rung", look(), 6, false, 0)
 
 		l := look()
 		l.Ask()
-		expect("somebody asked", l, 5, false, 0)
+		expect("Ask was called", l, 5, false, 0)
 		l.Begin()
-		expect("a look that has not ended, or failed", l, 5, false, 0)
+		expect("the look failed or has not ended", l, 5, false, 0)
 		l = look()
 		l.Again(time.Second)
 		<-time.After(400 * time.Millisecond)
-		expect("one is due later", l, 5, true, 600*time.Millisecond)
+		expect("a look is due later", l, 5, true, 600*time.Millisecond)
 		<-time.After(600 * time.Millisecond)
-		expect("one is due", l, 5, false, 0)
+		expect("a look is due", l, 5, false, 0)
 	})
 }
 
-// A look that took long is followed by a rest as long, but for a process that was paused; a short one by none.
-func TestRest(t *testing.T) {
+// After a long look the unit rests for as long, but at most RestMost. After a short look it does not rest.
+func TestAUnitRestsAfterALongLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for took, want := range map[time.Duration]time.Duration{
-			looks.RestFrom - 1: 0, looks.RestFrom: looks.RestFrom, time.Second: time.Second, 20 * time.Minute: looks.RestMost,
+			looks.RestFrom - 1: 0, looks.RestFrom: looks.RestFrom, time.Second: time.Second,
+			20 * time.Minute: looks.RestMost,
 		} {
 			l := &looks.Looks{}
 			if l.Took(took); l.Rest() != want {
-				t.Errorf("after a look of %s it rests for %s, want %s", took, l.Rest(), want)
+				t.Errorf("after a look of %s the unit rests for %s, want %s", took, l.Rest(), want)
 			}
 			l.Ask()
 			l.Begin()

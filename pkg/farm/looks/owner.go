@@ -10,15 +10,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Contender is a farm that may own what its selector matches.
+// Contender is a farm that may own units.
 type Contender struct {
 	ID       string
 	Selector labels.Selector
 }
 
-// Matching returns those of some farms whose selectors match the labels of a unit, which are read only where a selector
-// asks for labels. A unit that is gone is anybody's; one that cannot be read has no labels: farms without a selector
-// may own it.
+// Matching returns the farms whose selectors match a unit's labels, which it reads only for selectors that are not
+// empty. If the unit is gone, any farm matches. An unreadable unit is taken for one without labels.
 func Matching(farms []Contender, labelsOf func() (store.Rec[rc.RC], error)) (ids []string, err error) {
 	gone := false
 	set := sync.OnceValues(func() (labels.Set, error) {

@@ -7,7 +7,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// Work handles what comes from a queue until that is shut down. The queue never gives one id to two workers.
+// Work handles ids from the queue until it is shut down.
 func Work(queue workqueue.TypedInterface[string], handle func(id string)) {
 	for {
 		id, shutdown := queue.Get()
@@ -19,15 +19,16 @@ func Work(queue workqueue.TypedInterface[string], handle func(id string)) {
 	}
 }
 
-// Grace is how long things that lack an owner have been seen so, by id: the farm that is preferred has a while to claim each. The zero
-// value knows of none.
+// Grace lets the preferred farm claim units before others do. The zero value has no units. It is safe for concurrent
+// use.
 type Grace struct {
 	mu    sync.Mutex
 	since map[string]time.Time
 }
 
-// Left returns what is left of a while since something was seen first.
-func (g *Grace) Left(id string, while time.Duration) time.Duration {
+// Left returns the rest of the grace time. The grace time begins when the unit is first seen without an owner. If it
+// has passed, the result is negative.
+func (g *Grace) Left(id string, grace time.Duration) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	since, seen := g.since[id]
@@ -38,10 +39,10 @@ func (g *Grace) Left(id string, while time.Duration) time.Duration {
 		since = time.Now()
 		g.since[id] = since
 	}
-	return while - time.Since(since)
+	return grace - time.Since(since)
 }
 
-// Forget has the while begin anew when something is seen next.
+// Forget forgets a unit, so that its grace time starts again.
 func (g *Grace) Forget(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

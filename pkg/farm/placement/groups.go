@@ -11,26 +11,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Groups places the pods of a document, one group after the other as a pass does.
+// Groups places the pods of a document as a pass does: one role after the other.
 type Groups struct {
 	spec  *rc.Spec
-	rule  scheduler.Rule // of a pod that takes nothing
+	rule  scheduler.Rule // without the share of a pod
 	nodes map[string]*node.View
-	taken map[string]node.Reservation // what groups before have got, too
-	pods  []there
+	taken map[string]node.Reservation // including the shares of pods that were assigned here
+	pods  []placedPod
 }
 
-// there is a pod that has a node.
-type there struct {
+type placedPod struct {
 	role, node string
-	runs       bool // is meant to
+	runs       bool // its intent is to run
 }
 
-// NewGroups returns what places pods of a document on nodes where something is taken. It changes neither. The error is that of the selector.
-func NewGroups(spec *rc.Spec, epoch string, nodes map[string]*node.View, taken map[string]node.Reservation) (*Groups, error) {
+// NewGroups returns Groups for a document. taken is what is reserved on the nodes; the maps are not changed. It fails
+// if the node selector does not parse.
+func NewGroups(
+	spec *rc.Spec, epoch string, nodes map[string]*node.View, taken map[string]node.Reservation,
+) (*Groups, error) {
 	sel, err := rc.ParseSelector(spec.NodeSelector)
 	p := &Groups{
-		spec: spec, rule: scheduler.Rule{Selector: sel, Epoch: epoch, MaxPerNode: spec.MaxPerNode}, nodes: nodes, taken: map[string]node.Reservation{},
+		spec: spec, rule: scheduler.Rule{Selector: sel, Epoch: epoch, MaxPerNode: spec.MaxPerNode},
+		nodes: nodes, taken: map[string]node.Reservation{},
 	}
 	if spec.Mode == rc.EachNode {
 		p.rule.MaxPerNode = 1
@@ -39,24 +42,26 @@ func NewGroups(spec *rc.Spec, epoch string, nodes map[string]*node.View, taken m
 	return p, err
 }
 
-// Taken returns what is taken on nodes, with what groups have got. It is not to be changed.
-func (p *Groups) Taken() map[string]node.Reservation { return p.taken }
+// Taken returns what is reserved, including pods that were assigned here. Do not change it.
+func (g *Groups) Taken() map[string]node.Reservation { return g.taken }
 
-// MaxPerNode returns how many pods of the document a node takes, zero for no limit.
-func (p *Groups) MaxPerNode() int { return p.rule.MaxPerNode }
+// MaxPerNode returns how many pods of the document a node may have, zero for no limit.
+func (g *Groups) MaxPerNode() int { return g.rule.MaxPerNode }
 
-// Apart returns the groups that are to be placed apart; none where all pods want the same.
+// Apart returns the groups if each must be placed by itself, nil if all pods ask for the same.
 func Apart(groups []rc.ReplicaGroup) []rc.ReplicaGroup {
-	if !slices.ContainsFunc(groups, func(g rc.ReplicaGroup) bool { return g.Differs() || g.Wishes() }) {
+	if !slices.ContainsFunc(groups, func(g rc.ReplicaGroup) bool { return g.Differs() || g.HasPreferences() }) {
 		return nil
 	}
 	return groups
 }
 
-// Has notes a pod that has a node. It counts where its group is spread if it is meant to run.
-func (p *Groups) Has(role, node string, runs bool) { p.pods = append(p.pods, there{role, node, runs}) }
+// AddPod adds a pod that has a node. Only a pod that is meant to run counts for the spread of its role.
+func (g *Groups) AddPod(role, node string, runs bool) {
+	g.pods = append(g.pods, placedPod{role, node, runs})
+}
 
-// RuleFor completes a rule for pods with a manifest, which may be nil.
+// RuleFor adds to a rule what pods with this manifest ask for. The manifest may be nil.
 func RuleFor(rule scheduler.Rule, m *manifest.Manifest) scheduler.Rule {
 	if m != nil {
 		res := m.Resources()
@@ -65,54 +70,57 @@ func RuleFor(rule scheduler.Rule, m *manifest.Manifest) scheduler.Rule {
 	return rule
 }
 
-// Lot is pods that want the same.
+// Lot is a number of pods that ask for the same.
 type Lot struct {
 	Request
-	Rule     scheduler.Rule
-	Wishes   rc.Wishes
-	Excluded scheduler.Reasons // nodes that take none of them whatever is taken there, by why
+	Rule        scheduler.Rule
+	Preferences rc.Preferences    // their placement preferences
+	Excluded    scheduler.Reasons // nodes that could not take these pods even if they were empty, by reason
 }
 
-// Lot returns what pods of a group want, nil for all pods, and the nodes that may take them. Which pods there are is left to the caller. The error is
-// that of a selector.
-func (p *Groups) Lot(g *rc.ReplicaGroup) (Lot, error) {
-	m := p.spec.Pod
-	if g != nil {
-		m = rc.GroupManifest(m, g)
+// Lot returns the request of a role's pods, or of all pods if of is nil. The caller adds the pods. Lot fails if the
+// selector of an affinity does not parse.
+func (g *Groups) Lot(of *rc.ReplicaGroup) (Lot, error) {
+	m := g.spec.Pod
+	if of != nil {
+		m = rc.GroupManifest(m, of)
 	}
-	rule := RuleFor(p.rule, m)
-	wishes := rc.WishesFor(rc.Wishes{Spread: p.spec.Spread, Affinity: p.spec.Affinity, Placing: p.spec.Placing}, g)
+	rule := RuleFor(g.rule, m)
+	all := rc.Preferences{Spread: g.spec.Spread, Affinity: g.spec.Affinity, Placing: g.spec.Placing}
+	preferences := rc.PreferencesFor(all, of)
 	r := Request{
-		Want: rule.Ask, Dynamic: rule.Dynamic, MaxPerNode: rule.MaxPerNode, Spread: wishes.Spread.Label, Pack: wishes.Placing == rc.PlacePack,
-		PerNode: map[string]int{}, PerGroup: map[string]int{}, Nodes: p.nodes, Reservations: p.taken,
+		Want: rule.Ask, Dynamic: rule.Dynamic, MaxPerNode: rule.MaxPerNode,
+		Spread: preferences.Spread.Label, Pack: preferences.Placing == rc.PlacePack,
+		PerNode: map[string]int{}, PerGroup: map[string]int{}, Nodes: g.nodes, Reservations: g.taken,
 	}
-	for _, w := range wishes.Affinity {
+	for _, w := range preferences.Affinity {
 		if err := r.Preferences.Prefer(w.Selector, w.Weight); err != nil {
 			return Lot{}, err
 		}
 	}
 	var excluded scheduler.Reasons
-	r.Order, excluded = rule.Eligible(p.nodes)
-	r.Tally = scheduler.NewTally(r.Spread, wishes.Spread.Held(), scheduler.GroupsOf(p.nodes, r.Order, r.Spread))
-	for _, at := range p.pods {
+	r.Order, excluded = rule.Eligible(g.nodes)
+	r.Tally = scheduler.NewTally(r.Spread, preferences.Spread.Held(), scheduler.GroupsOf(g.nodes, r.Order, r.Spread))
+	for _, at := range g.pods {
 		r.PerNode[at.node]++
-		if at.runs && wishes.Count(at.role) {
-			group := scheduler.GroupOf(p.nodes[at.node], r.Spread)
+		if at.runs && preferences.Count(at.role) {
+			group := scheduler.GroupOf(g.nodes[at.node], r.Spread)
 			r.PerGroup[group]++
 			r.Tally.Add(group, 1)
 		}
 	}
-	return Lot{Request: r, Rule: rule, Wishes: wishes, Excluded: excluded}, nil
+	return Lot{Request: r, Rule: rule, Preferences: preferences, Excluded: excluded}, nil
 }
 
-// Took notes what pods of a lot got, for those after it.
-func (p *Groups) Took(r *Lot, assigned []Assignment) {
+// AddAssigned adds the pods of a lot that got a node, so that later lots see them.
+func (g *Groups) AddAssigned(r *Lot, assigned []Assignment) {
 	for _, a := range assigned {
 		claim := r.Want
 		claim.Pod = a.Pod
-		claim, _, _ = scheduler.ClaimOn(p.nodes[a.Node], p.taken[a.Node], claim, r.Dynamic, nil) // it was found room for
-		p.taken[a.Node] = p.taken[a.Node].Clone()
-		p.taken[a.Node].Claims[a.Pod.String()] = claim
-		p.Has(a.Pod.Role, a.Node, true)
+		// Assign has seen that the share fits.
+		claim, _, _ = scheduler.ClaimOn(g.nodes[a.Node], g.taken[a.Node], claim, r.Dynamic, nil)
+		g.taken[a.Node] = g.taken[a.Node].Clone()
+		g.taken[a.Node].Claims[a.Pod.String()] = claim
+		g.AddPod(a.Pod.Role, a.Node, true)
 	}
 }

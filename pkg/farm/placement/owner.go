@@ -6,24 +6,24 @@ import (
 	"slices"
 )
 
-// PreferredOwner chooses, among living farms, the one that should own a controller: rendezvous hashing, so that a farm that
-// joins or leaves moves only its own share. It returns "" when there is no farm.
-func PreferredOwner(rcID string, farms []string) string {
-	if len(farms) == 0 {
+// Preferred returns which of several farms something belongs to, such as a unit or a node; "" if there are no farms. By
+// rendezvous hashing, a farm that joins or leaves changes only what it gets or had.
+func Preferred(of string, among []string) string {
+	if len(among) == 0 {
 		return ""
 	}
-	return slices.MaxFunc(farms, func(a, b string) int {
-		return cmp.Or(cmp.Compare(score(a, rcID), score(b, rcID)), cmp.Compare(a, b))
+	return slices.MaxFunc(among, func(a, b string) int {
+		return cmp.Or(cmp.Compare(score(a, of), score(b, of)), cmp.Compare(a, b))
 	})
 }
 
-func score(farm, rcID string) uint64 {
+func score(farm, of string) uint64 {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(farm + "\x00" + rcID)) // writing to a hash cannot fail
+	_, _ = h.Write([]byte(farm + "\x00" + of)) // writing to a hash cannot fail
 	return finish(h.Sum64())
 }
 
-// finish spreads the last input bytes over all bits, which FNV alone does not: ids of one batch differ at their end only.
+// finish spreads the last input bytes over all bits. FNV alone does not, and ids of one batch differ only at their end.
 func finish(x uint64) uint64 {
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd

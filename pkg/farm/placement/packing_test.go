@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// yard is nodes on which a trace of pods comes and goes.
+// yard is a set of nodes on which the pods of a trace come and go.
 type yard struct {
 	nodes map[string]*node.View
 	order []string
@@ -21,7 +21,10 @@ type yard struct {
 }
 
 func newYard(n int, size node.Capacity) *yard {
-	y := &yard{nodes: map[string]*node.View{}, taken: map[string]node.Reservation{}, where: map[pod.Identity]string{}, size: size}
+	y := &yard{
+		nodes: map[string]*node.View{}, taken: map[string]node.Reservation{},
+		where: map[pod.Identity]string{}, size: size,
+	}
 	for i := range n {
 		name := fmt.Sprintf("n%02d", i)
 		y.order = append(y.order, name)
@@ -31,10 +34,10 @@ func newYard(n int, size node.Capacity) *yard {
 	return y
 }
 
-// spread finds a node as farms do for pods that are spread, of all nodes.
+// spread finds a node as farms do with `placing: spread`.
 func (y *yard) spread(want node.Claim) string { return y.assign(want, false) }
 
-// pack finds a node as farms do for pods with `placing: pack`.
+// pack finds a node as farms do with `placing: pack`.
 func (y *yard) pack(want node.Claim) string { return y.assign(want, true) }
 
 func (y *yard) assign(want node.Claim, pack bool) string {
@@ -47,7 +50,7 @@ func (y *yard) assign(want node.Claim, pack bool) string {
 	return got[0].Node
 }
 
-// firstFit finds the first node in order that has room.
+// firstFit finds the first node in order that can take the pod.
 func (y *yard) firstFit(want node.Claim) string {
 	for _, name := range y.order {
 		if scheduler.Fits(y.nodes[name], y.taken[name], want.Pod, want) == "" {
@@ -57,7 +60,7 @@ func (y *yard) firstFit(want node.Claim) string {
 	return ""
 }
 
-// used is the part of what there is most of taken, of CPU and memory, that pods have.
+// used returns the fraction of all CPU or of all memory that pods have, whichever is larger.
 func (y *yard) used() float64 {
 	var cpu, memory int64
 	for _, res := range y.taken {
@@ -69,15 +72,21 @@ func (y *yard) used() float64 {
 	return max(float64(cpu)/float64(n*y.size.CPU), float64(memory)/float64(n*y.size.Memory))
 }
 
-// trace has pods of five sizes come and go, about as much as there is, and returns the part of what was asked for at each moment that had a node, and of what there is
-// that was taken when the first pod had none.
+// trace lets pods of five sizes come and go, so that the nodes are nearly full. It returns the fraction of pods that
+// found a node, and which fraction of the nodes was used when the first pod found none.
 func (y *yard) trace(seed uint64, find func(node.Claim) string) (served, first float64) {
-	sizes := []node.Claim{{CPU: 100, Memory: 1}, {CPU: 250, Memory: 1}, {CPU: 500, Memory: 4}, {CPU: 1000, Memory: 2}, {CPU: 1500, Memory: 8}}
+	sizes := []node.Claim{
+		{CPU: 100, Memory: 1},
+		{CPU: 250, Memory: 1},
+		{CPU: 500, Memory: 4},
+		{CPU: 1000, Memory: 2},
+		{CPU: 1500, Memory: 8},
+	}
 	rng := rand.New(rand.NewPCG(seed, 1))
 	asked, got := 0, 0
 	var lives []pod.Identity
 	for i := range 4000 {
-		if y.used() > 0.95 || i%3 == 2 && len(lives) > 0 { // one goes
+		if y.used() > 0.95 || i%3 == 2 && len(lives) > 0 { // a pod goes
 			at := rng.IntN(len(lives))
 			id := lives[at]
 			delete(y.taken[y.where[id]].Claims, id.String())
@@ -102,10 +111,11 @@ func (y *yard) trace(seed uint64, find func(node.Claim) string) (served, first f
 	return float64(got) / float64(asked), first
 }
 
-// How much of the nodes can be used before a pod finds none, beside first-fit and the ideal: one node with all that there is, on which nothing is
-// left over between pods. Farms spread pods, so that a node that is lost takes few with it; a large pod then finds no node earlier than with
-// first-fit. Packed, as many find one.
-func TestPackingBesideFirstFit(t *testing.T) {
+// The test measures how much of the nodes is used when the first pod finds no node. It compares this with first-fit,
+// and with the ideal: one node that has the capacity of all nodes. Farms spread pods, so that the loss of one node
+// takes few pods away. With spread pods, a large pod may find no node while less is used than with first-fit. With
+// pack, as many pods find a node as with first-fit.
+func TestPackingIsAsGoodAsFirstFit(t *testing.T) {
 	t.Parallel()
 	const nodes = 50
 	size := node.Capacity{Slots: 1000, CPU: 4000, Memory: 16}
@@ -114,25 +124,29 @@ func TestPackingBesideFirstFit(t *testing.T) {
 			served, first = y.trace(seed, find)
 			until := "none was refused"
 			if first > 0 {
-				until = fmt.Sprintf("the first was refused with %.1f %% taken", 100*first)
+				until = fmt.Sprintf("the first was refused with %.1f %% used", 100*first)
 			}
 			t.Logf("seed %d: %s: %.1f %% of the pods found a node at once, %s", seed, name, 100*served, until)
 			return served, first
 		}
 		spread, packed, fitted := newYard(nodes, size), newYard(nodes, size), newYard(nodes, size)
-		whole := newYard(1, node.Capacity{Slots: nodes * size.Slots, CPU: nodes * size.CPU, Memory: nodes * size.Memory})
+		all := node.Capacity{Slots: nodes * size.Slots, CPU: nodes * size.CPU, Memory: nodes * size.Memory}
+		whole := newYard(1, all)
 		served, full := trace("spread", spread, spread.spread)
 		packServed, packFull := trace("packed", packed, packed.pack)
 		firstServed, firstFull := trace("first-fit", fitted, fitted.firstFit)
 		ideal, _ := trace("ideal", whole, whole.firstFit)
 		if served < 0.6 || full < 0.6 {
-			t.Errorf("seed %d: spread pods: %.2f found a node, the first was refused with %.2f taken", seed, served, full)
+			t.Errorf("seed %d: spread pods: %.2f found a node, the first was refused with %.2f used",
+				seed, served, full)
 		}
 		if packServed < firstServed-0.01 || packFull < firstFull-0.01 {
-			t.Errorf("seed %d: packed pods: %.2f found a node, the first was refused with %.2f taken; first-fit: %.2f, %.2f", seed, packServed, packFull, firstServed, firstFull)
+			t.Errorf("seed %d: packed pods: %.2f found a node, first refusal with %.2f used; first-fit: %.2f, %.2f",
+				seed, packServed, packFull, firstServed, firstFull)
 		}
 		if max(served, packServed, firstServed) > ideal {
-			t.Errorf("seed %d: more pods found a node than there is room for: %.2f, %.2f, %.2f of %.2f", seed, served, packServed, firstServed, ideal)
+			t.Errorf("seed %d: more pods found a node than on the ideal node: %.2f, %.2f, %.2f of %.2f",
+				seed, served, packServed, firstServed, ideal)
 		}
 	}
 }

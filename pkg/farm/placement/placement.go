@@ -1,5 +1,7 @@
-// Package placement decides which of the nodes that may take pods (see package scheduler) get them. Everything here is a pure function of node records and reservations.
-// The farm's passes call Assign; no node is ever given more than it has (P3).
+// Package placement decides which nodes get the pods of a controller. Package scheduler decides which nodes may take
+// them. Package placement reads and writes nothing. Assign never gives a node more than its capacity (P3).
+//
+// Its files, in reading order: rank spread groups scarcity placement queue owner.
 package placement
 
 import (
@@ -11,24 +13,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Walk is an order of names that is not written down: each is found when it is asked for.
+// Walk is an order of names, computed as they are asked for.
 type Walk struct {
 	names    []string
 	at, step uint64
 }
 
-// InOrder walks the names as they stand.
+// InOrder keeps the order of the slice.
 func InOrder(names []string) Walk { return Walk{names: names, step: 1} }
 
-// NewWalk returns the order in which a farm with this seed should try the names. Different seeds give different
-// orders, so that farms that place at the same time do not all start with the same node. It goes through the names in equal
-// steps from some place on: this is done for each pass of each controller, and most passes need a few of thousands.
+// NewWalk returns the order in which a farm with this seed tries the names, so that farms that place pods at the same
+// time do not all start with the same node. The walk goes on in equal steps. That is cheap: every pass makes a walk,
+// and most need only a few of thousands of names.
 func NewWalk(names []string, seed uint64) Walk {
 	at, step := stride(len(names), seed)
 	return Walk{names: names, at: at, step: step}
 }
 
-// stride returns where to begin with a number of things and in which steps to go on, so that none is missed.
+// stride returns where to start, and a step that reaches every position.
 func stride(number int, seed uint64) (at, step uint64) {
 	n := uint64(number)
 	if n == 0 {
@@ -42,16 +44,14 @@ func stride(number int, seed uint64) (at, step uint64) {
 	return at, step
 }
 
-// nth returns the position of the i-th of a number of things.
 func nth(at, step uint64, i, number int) uint64 { return (at + uint64(i)*step) % uint64(number) }
 
-// Len returns how many names there are.
+// Len returns the number of names.
 func (w Walk) Len() int { return len(w.names) }
 
-// nth returns the i-th name; there must be one.
 func (w Walk) nth(i int) string { return w.names[nth(w.at, w.step, i, len(w.names))] }
 
-// All yields the names in their order.
+// All yields the names in order.
 func (w Walk) All() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for i := range w.names {
@@ -69,32 +69,32 @@ func gcd(a, b uint64) uint64 {
 	return a
 }
 
-// Request asks for nodes for new pods of one controller. All pods want the same claim.
+// Request asks for nodes for new pods of one controller, all with the same share.
 type Request struct {
 	Pods       []pod.Identity
 	Want       node.Claim
-	Dynamic    []string       // names of the ports that a node is to give a number each, besides those in Want
+	Dynamic    []string       // names of the dynamic ports; Want has the static ports
 	MaxPerNode int            // zero: no limit
-	PerNode    map[string]int // pods of this controller by node, before
-	// Avoid names, for pods that move, the nodes where a copy is or was: an identity must not come back there.
+	PerNode    map[string]int // pods that this controller already has, by node
+	// Avoid names, for a moving pod, the nodes where a copy of it is or was.
 	Avoid map[pod.Identity][]string
 	Order []string // candidates in order of preference
-	// Strict: the order decides among nodes with equally many pods of the controller, however full they are.
+	// Strict: among nodes with equally many pods of the controller, only Order decides, not how full they are.
 	Strict bool
-	// Spread is the key of the label over whose values the pods are spread; empty: over none. PerGroup are the pods of this
-	// controller by value, before.
+	// Spread is the key of the label whose values make the groups over which pods are spread; empty: no spread.
+	// PerGroup is how many pods this controller has already, by value.
 	Spread   string
 	PerGroup map[string]int
-	// Tally counts those pods where a skew between groups is required; nil: none is.
+	// Tally counts these pods if a maximum skew is required; else nil.
 	Tally *scheduler.Tally
-	// Preferences are which nodes come first, before all that is counted on them.
+	// Preferences come before the number of pods on a node and how full it is.
 	Preferences scheduler.Preferences
-	// Pack takes the nodes first that have most, in place of those that have least.
+	// Pack takes the fullest nodes first instead of the emptiest.
 	Pack bool
-	// Reluctant are candidates that are taken only where they are far less full than the others.
+	// Reluctant are candidates that are taken only if they are far less full than the others.
 	Reluctant    map[string]bool
 	Nodes        map[string]*node.View
-	Reservations map[string]node.Reservation // of the candidates; none: nothing is taken there
+	Reservations map[string]node.Reservation // of the candidates; missing: nothing is reserved there
 }
 
 // Assignment gives a pod to a node.
@@ -103,14 +103,19 @@ type Assignment struct {
 	Node string
 }
 
-// reluctance is how many pods fewer a reluctant candidate must have.
+// reluctance is how many more pods a reluctant candidate is taken to have when candidates are compared.
 const reluctance = 3
 
-// Assign spreads the pods over the candidates: always to the group with the fewest pods of the controller that has room, and
-// there, of those that are preferred most, to a node with the fewest pods of the controller, then to the one that is least full by what it has least of unless the order is strict, then in
-// order of preference. Nodes
-// without the label that groups are made by are taken when no other has room. It returns what it could place and, for what it
-// could not, why each candidate refused. It changes none of its inputs.
+// Assign gives each pod a node if one of the candidates can take the pod. Of these candidates it takes, in this order
+// of importance:
+//   - a node in the group with the fewest pods of the controller, among the groups with capacity left; nodes without
+//     the label that makes the groups come last;
+//   - the node with the highest score of the preferences;
+//   - the node with the fewest pods of the controller (with Pack: the most);
+//   - the node that is least full by its scarcest resource (with Pack: fullest), unless Strict is set;
+//   - the first node of the order.
+//
+// If some pods got no node, it also returns why the candidates refused. It changes none of its inputs.
 func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 	r.Tally = r.Tally.Clone()
 	out := make([]Assignment, 0, len(r.Pods))
@@ -125,7 +130,7 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 			if most := max(refused[scheduler.Avoided], len(avoided)); most != 0 {
 				refused[scheduler.Avoided] = most
 			}
-			continue // a pod that avoids less may still find a node
+			continue // a pod that avoids fewer nodes may still find one
 		}
 		claim := r.Want
 		claim.Pod = id
@@ -143,14 +148,14 @@ func Assign(r Request) ([]Assignment, scheduler.Reasons) {
 	return out, refused
 }
 
-// candidates returns the nodes in their order, as they are before anything is assigned.
 func (r *Request) candidates() []*candidate {
 	each, all := make([]*candidate, len(r.Order)), make([]candidate, len(r.Order))
 	for i, name := range r.Order {
 		view := r.Nodes[name]
 		all[i] = candidate{
-			name: name, view: view, res: r.Reservations[name].Clone(), used: scheduler.UsageOf(view, r.Reservations[name]), mine: r.PerNode[name], rank: i,
-			group: scheduler.GroupOf(view, r.Spread), strict: r.Strict, score: r.Preferences.Score(view), pack: r.Pack,
+			name: name, view: view, rank: i, strict: r.Strict, pack: r.Pack,
+			res: r.Reservations[name].Clone(), used: scheduler.UsageOf(view, r.Reservations[name]),
+			mine: r.PerNode[name], group: scheduler.GroupOf(view, r.Spread), score: r.Preferences.Score(view),
 		}
 		if r.Reluctant[name] {
 			all[i].handicap = reluctance
@@ -161,18 +166,19 @@ func (r *Request) candidates() []*candidate {
 	return each
 }
 
-// rule is what the pods ask of nodes that may take pods of the controller at all.
 func (r *Request) rule() scheduler.Rule {
 	return scheduler.Rule{MaxPerNode: r.MaxPerNode, Ask: r.Want, Dynamic: r.Dynamic}
 }
 
-// found is a candidate as a pod finds it.
 func (r *Request) found(c *candidate, id pod.Identity) scheduler.Candidate {
-	return scheduler.Candidate{View: c.view, Reservation: c.res, Pods: c.mine, Avoid: slices.Contains(r.Avoid[id], c.name), Skewed: r.Tally.Refuses(c.view)}
+	return scheduler.Candidate{
+		View: c.view, Reservation: c.res, Pods: c.mine,
+		Avoid: slices.Contains(r.Avoid[id], c.name), Skewed: r.Tally.Refuses(c.view),
+	}
 }
 
-// pick takes the best candidate for a pod off the queue. Candidates that will not fit later either (all pods want the
-// same) are dropped and counted; those that only this pod avoids come back in avoided.
+// pick takes the best candidate for a pod off the queue. A candidate that refuses the pod would also refuse the next
+// one, so pick drops it. avoided has the candidates that only this pod avoids.
 func (r *Request) pick(q *queue, id pod.Identity, refused scheduler.Reasons) (best *candidate, avoided []*candidate) {
 	rule := r.rule()
 	for {

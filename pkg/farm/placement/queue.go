@@ -12,14 +12,14 @@ import (
 type candidate struct {
 	name string
 	view *node.View
-	res  node.Reservation // with what was assigned so far
-	used scheduler.Usage  // the same, added up
+	res  node.Reservation // including what was assigned so far
+	used scheduler.Usage  // the sum of res
 	mine int              // pods of the controller
 	rank int              // place in the order of preference
 	load int              // see scheduler.Usage.Load: how full it would be with one more pod
-	// handicap counts like pods that are there already.
+	// handicap is how many pods are added to the load of a reluctant candidate.
 	handicap int
-	group    string // value of the label that the pods are spread over; empty: it has none
+	group    string // the node's value of the spread label; empty: it has none
 	strict   bool   // see Request.Strict
 	score    int    // see Request.Preferences
 	pack     bool   // see Request.Pack
@@ -37,14 +37,12 @@ func (c *candidate) compare(other *candidate) int {
 	return cmp.Or(has, cmp.Compare(c.rank, other.rank))
 }
 
-// weigh finds out how full the candidate is, which counts besides the pods of the controller itself.
 func (c *candidate) weigh(r *Request) {
 	if !c.strict {
 		c.load = c.used.Load(c.view, r.Want, len(r.Dynamic), 1+c.handicap)
 	}
 }
 
-// add gives the candidate a pod.
 func (c *candidate) add(r *Request, claim node.Claim) {
 	c.res.Claims[claim.Pod.String()] = claim
 	c.used.Add(claim)
@@ -52,18 +50,16 @@ func (c *candidate) add(r *Request, claim node.Claim) {
 	c.weigh(r)
 }
 
-// queue hands out the best candidate first: the best of the group with the fewest pods. Without a label to spread over, all
-// candidates are of one group.
+// queue hands out the best candidate of the group with the fewest pods.
 type queue struct {
 	heap   groupHeap // of the groups that have candidates
 	groups map[string]*group
 }
 
-// group is the candidates with one value of the label.
 type group struct {
 	value      string
 	pods       int // of the controller
-	at         int // in the heap of groups; negative: it is not there
+	at         int // index in the heap of groups; negative: it is not there
 	candidates candidateHeap
 }
 
@@ -85,7 +81,6 @@ func newQueue(cs []*candidate, pods map[string]int) *queue {
 	return q
 }
 
-// push brings a candidate back.
 func (q *queue) push(c *candidate) {
 	g := q.groups[c.group]
 	heap.Push(&g.candidates, c)
@@ -96,13 +91,11 @@ func (q *queue) push(c *candidate) {
 	}
 }
 
-// placed brings a candidate back that has got a pod.
 func (q *queue) placed(c *candidate) {
 	q.groups[c.group].pods++
 	q.push(c)
 }
 
-// pop returns nil when no candidate is left.
 func (q *queue) pop() *candidate {
 	if len(q.heap) == 0 {
 		return nil
@@ -119,54 +112,54 @@ func (q *queue) pop() *candidate {
 
 type candidateHeap []*candidate
 
-func (h candidateHeap) Len() int { return len(h) }
+func (c candidateHeap) Len() int { return len(c) }
 
-func (h candidateHeap) Less(i, j int) bool { return h[i].compare(h[j]) < 0 }
+func (c candidateHeap) Less(i, j int) bool { return c[i].compare(c[j]) < 0 }
 
-func (h candidateHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (c candidateHeap) Swap(i, j int) { c[i], c[j] = c[j], c[i] }
 
 // Push is part of heap.Interface.
-func (h *candidateHeap) Push(x any) { *h = append(*h, x.(*candidate)) }
+func (c *candidateHeap) Push(x any) { *c = append(*c, x.(*candidate)) }
 
 // Pop is part of heap.Interface.
-func (h *candidateHeap) Pop() any {
-	old := *h
+func (c *candidateHeap) Pop() any {
+	old := *c
 	last := old[len(old)-1]
-	*h = old[:len(old)-1]
+	*c = old[:len(old)-1]
 	return last
 }
 
-// groupHeap has only groups with candidates.
+// groupHeap has only groups that have candidates.
 type groupHeap []*group
 
-func (h groupHeap) Len() int { return len(h) }
+func (g groupHeap) Len() int { return len(g) }
 
-// Less puts those without the label last, whatever they have.
-func (h groupHeap) Less(i, j int) bool {
-	a, b := h[i], h[j]
+// Less puts the group without the label last, even if it has the fewest pods.
+func (g groupHeap) Less(i, j int) bool {
+	a, b := g[i], g[j]
 	if (a.value == "") != (b.value == "") {
 		return b.value == ""
 	}
 	return cmp.Or(cmp.Compare(a.pods, b.pods), a.candidates[0].compare(b.candidates[0])) < 0
 }
 
-func (h groupHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].at, h[j].at = i, j
+func (g groupHeap) Swap(i, j int) {
+	g[i], g[j] = g[j], g[i]
+	g[i].at, g[j].at = i, j
 }
 
 // Push is part of heap.Interface.
-func (h *groupHeap) Push(x any) {
-	g := x.(*group)
-	g.at = len(*h)
-	*h = append(*h, g)
+func (g *groupHeap) Push(x any) {
+	last := x.(*group)
+	last.at = len(*g)
+	*g = append(*g, last)
 }
 
 // Pop is part of heap.Interface.
-func (h *groupHeap) Pop() any {
-	old := *h
+func (g *groupHeap) Pop() any {
+	old := *g
 	last := old[len(old)-1]
 	last.at = -1
-	*h = old[:len(old)-1]
+	*g = old[:len(old)-1]
 	return last
 }

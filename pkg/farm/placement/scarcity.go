@@ -10,68 +10,71 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Shape is what decides which nodes have room for a pod: where one of a shape finds none, no other does.
+// Shape is everything that decides which nodes can take a pod. If one pod of a shape finds no node, no other pod of the
+// shape finds one.
 type Shape struct {
 	Selector    string // of nodes
 	CPU, Memory int64
-	Ports       string // the static ones
-	Dynamic     int    // how many dynamic ones
-	// RCID is set where the controller itself keeps nodes from taking the pod, as by a limit for each node: then others may
-	// find room.
+	Ports       string // numbers of the static ports
+	Dynamic     int    // how many dynamic ports
+	// RCID is set if a setting of the controller keeps nodes from taking the pod, for example a limit for each node:
+	// pods of other controllers may then find a node.
 	RCID string
-	// Avoid names nodes to which some of the pods were moved in vain.
+	// Avoid names nodes to which some of the pods were moved in vain, and with a required skew how many pods each group
+	// has.
 	Avoid string
 }
 
-// ShapeOf returns the shape of pods that want a claim besides some dynamic ports.
+// ShapeOf returns the shape of pods with this share and number of dynamic ports.
 func ShapeOf(selector string, claim node.Claim, dynamic int) Shape {
-	return Shape{Selector: selector, CPU: claim.CPU, Memory: claim.Memory, Ports: fmt.Sprint(claim.Ports), Dynamic: dynamic}
+	return Shape{
+		Selector: selector, CPU: claim.CPU, Memory: claim.Memory, Ports: fmt.Sprint(claim.Ports), Dynamic: dynamic,
+	}
 }
 
-// How long nobody looks at all nodes for a shape that found no room. The pause doubles up to what the look has cost: some time for
-// each node, so that a small cluster is looked at often, and one of ten thousand nodes every other minute.
+// The pause after a search of all nodes without a result doubles each time. Its maximum grows with the number of nodes,
+// as the cost of a search does: ten thousand nodes are searched every two minutes.
 const (
 	FirstPause   = 15 * time.Second
 	longestPause = 2 * time.Minute
 	pausePerNode = 12 * time.Millisecond
-	// forgetAfter is when a shape that nobody asks for any more is forgotten.
+	// forgetAfter is how long a shape is remembered after a pass has asked for it.
 	forgetAfter = time.Hour
 )
 
-// Scarcity remembers the shapes for which no node had room, and what has happened to nodes since. All nodes are looked at again after a
-// growing pause, since nothing tells when another farm gives room back, and a node at once when something about it changes. A look
-// knows what was so when its snapshot was taken: Mark is asked before that. The zero value is ready. It is not safe for concurrent use.
+// Scarcity remembers the shapes for which no node had capacity. A node that changes is tried again at once, and all
+// nodes after a growing pause, because no event reports that another farm gave capacity back. Call Mark before the
+// snapshot of a look is taken. The zero value is ready. It is not safe for concurrent use.
 type Scarcity struct {
 	shapes  map[Shape]*shortage
-	at      uint64            // counts what is told by Changed and Reset
-	reset   uint64            // when everything was forgotten
-	changed map[string]uint64 // when a node changed last, of all nodes that ever did
+	at      uint64            // number of calls of Changed and Reset
+	reset   uint64            // at of the last Reset
+	changed map[string]uint64 // at of the last Changed with that node
 }
 
-// shortage is what is known of one shape.
 type shortage struct {
-	pause   time.Duration     // zero: no look has ended without room yet
-	due     time.Time         // of the next look at all nodes
-	asked   time.Time         // when somebody asked for the shape last
+	pause   time.Duration     // zero: no look at all nodes has ended without capacity yet
+	due     time.Time         // when all nodes may be looked at again
+	asked   time.Time         // when a pass asked for the shape last
 	reasons scheduler.Reasons // of the last look at all nodes
-	mark    uint64            // what had happened to nodes until then has been looked at
+	mark    uint64            // changes of nodes up to this mark have been looked at
 }
 
-// Look says where a pod may find room.
+// Look is at which nodes to look for capacity.
 type Look struct {
-	All     bool              // any node may have room
-	Nodes   map[string]bool   // otherwise these: something about them has changed since they had none
-	Wait    time.Duration     // until all nodes are to be looked at again
-	Reasons scheduler.Reasons // why none had room
+	All     bool              // at all nodes
+	Nodes   map[string]bool   // if not All: only at these, because something about them has changed
+	Wait    time.Duration     // until all nodes may be looked at again
+	Reasons scheduler.Reasons // why no node had capacity
 }
 
-// None reports whether there is nothing to look at.
+// None reports whether there is no node to look at.
 func (l Look) None() bool { return !l.All && len(l.Nodes) == 0 }
 
-// Mark tells the moment. What is told of nodes later is not in a snapshot that was taken earlier.
+// Mark returns the number of changes so far. A snapshot that is taken later has them all.
 func (s *Scarcity) Mark() uint64 { return s.at }
 
-// Known returns what Begin would.
+// Known is Begin without beginning a look.
 func (s *Scarcity) Known(shape Shape, now time.Time) Look {
 	k := s.shapes[shape]
 	if k == nil || !now.Before(k.due) || k.mark < s.reset {
@@ -80,22 +83,21 @@ func (s *Scarcity) Known(shape Shape, now time.Time) Look {
 	return Look{Nodes: s.since(k.mark), Wait: k.due.Sub(now), Reasons: k.reasons}
 }
 
-// since returns the nodes that have changed since a moment.
 func (s *Scarcity) since(mark uint64) map[string]bool {
 	if mark == s.at {
 		return nil
 	}
-	news := map[string]bool{}
+	changed := map[string]bool{}
 	for name, at := range s.changed {
 		if at > mark {
-			news[name] = true
+			changed[name] = true
 		}
 	}
-	return news
+	return changed
 }
 
-// Begin begins a look for a shape at the nodes of a snapshot, before which the mark was asked for. What is told of nodes since then is for
-// the next look, too.
+// Begin begins a look for a shape. mark is the Mark from before the snapshot; the next look also tries nodes that
+// changed since.
 func (s *Scarcity) Begin(shape Shape, now time.Time, mark uint64) Look {
 	look := s.Known(shape, now)
 	k := s.shapes[shape]
@@ -107,17 +109,20 @@ func (s *Scarcity) Begin(shape Shape, now time.Time, mark uint64) Look {
 		s.shapes[shape] = k
 	}
 	if look.All && k.pause > 0 {
-		k.due = now.Add(FirstPause) // others of the shape wait for what comes of this look
+		k.due = now.Add(FirstPause) // other pods of the shape wait for the result of this look
 	}
 	k.mark, k.asked = max(k.mark, mark), now
 	return look
 }
 
-// Short ends a look at all of some nodes after which pods were left over, and returns how long to wait. The mark is that with which the look began.
-func (s *Scarcity) Short(shape Shape, now time.Time, mark uint64, nodes int, reasons scheduler.Reasons) time.Duration {
+// NoneFound ends a look at all nodes (nodes is their number) that left pods without a node. It returns the wait before
+// the next look. mark is what Begin got.
+func (s *Scarcity) NoneFound(
+	shape Shape, now time.Time, mark uint64, nodes int, reasons scheduler.Reasons,
+) time.Duration {
 	maps.DeleteFunc(s.shapes, func(_ Shape, k *shortage) bool { return now.Sub(k.asked) > forgetAfter })
 	k := s.shapes[shape]
-	if k == nil { // room was found meanwhile, and taken
+	if k == nil { // another look has found capacity meanwhile, and its pods have taken it
 		s.Begin(shape, now, mark)
 		k = s.shapes[shape]
 	}
@@ -127,11 +132,11 @@ func (s *Scarcity) Short(shape Shape, now time.Time, mark uint64, nodes int, rea
 	return k.pause
 }
 
-// Found ends a look after which no pod was left over.
+// Found ends a look after which every pod had a node. It also forgets a result of NoneFound that has become void.
 func (s *Scarcity) Found(shape Shape) { delete(s.shapes, shape) }
 
-// Changed notes nodes that may have room now: one that joined, whose record or operators' side has changed, or where something was given
-// back.
+// Changed records nodes that may have capacity now: those that joined, whose records changed, or where a share was
+// released.
 func (s *Scarcity) Changed(nodes []string) {
 	s.at++
 	if s.changed == nil {
@@ -142,7 +147,8 @@ func (s *Scarcity) Changed(nodes []string) {
 	}
 }
 
-// Reset forgets everything, as when the nodes are those of another cluster. What a look finds at the nodes of before is forgotten as well.
+// Reset forgets everything, for example because the nodes belong to another cluster. Results of looks that began before
+// become void.
 func (s *Scarcity) Reset() {
 	s.at++
 	s.reset = s.at
@@ -150,7 +156,7 @@ func (s *Scarcity) Reset() {
 	clear(s.changed)
 }
 
-// Names returns the nodes to look at, of those given.
+// Names returns which of the given nodes to look at.
 func (l Look) Names(from []string) []string {
 	if l.All {
 		return from

@@ -9,8 +9,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Spread is an order of nodes in which the groups take turns: those with fewer pods come first, until they have caught up.
-// Like a Walk it is found while it is asked for.
+// Spread is an order of nodes. The nodes with the same value of the spread label are one group, and the groups take
+// turns. A group with fewer pods comes first until it has as many as the others.
 type Spread struct {
 	groups []spreadGroup
 	pods   map[string]int
@@ -19,16 +19,16 @@ type Spread struct {
 
 type spreadGroup struct {
 	value string
-	// Its nodes in their order: all of the first, then all of the second.
+	// The nodes in order: all of first, then all of rest.
 	first, rest Walk
 }
 
-// lastResort is the level of the first node without the label.
+// lastResort is the level of nodes without the label.
 const lastResort = math.MaxInt / 2
 
-// NewSpread returns the order for a controller with some pods in each group, by the label's value, and on each node. The
-// numbers of pods in groups may change later; then so does the order. Groups with equally many pods, and nodes of one group, are
-// tried in the order of a Walk; where there are nodes with pods of the controller, those with few come first.
+// NewSpread returns the order for a controller. pods is how many of its pods each group has (by the label's value), and
+// perNode how many each node has. The caller may change pods later, which changes the order. In a group, nodes with
+// fewer pods of the controller come first.
 func NewSpread(groups []scheduler.Group, pods, perNode map[string]int, seed uint64) *Spread {
 	s := &Spread{groups: make([]spreadGroup, 0, len(groups)), pods: pods}
 	begin, step := stride(len(groups), seed)
@@ -36,7 +36,8 @@ func NewSpread(groups []scheduler.Group, pods, perNode map[string]int, seed uint
 		g := &groups[nth(begin, step, i, len(groups))]
 		s.size += len(g.First) + len(g.Rest)
 		part := spreadGroup{value: g.Value, first: NewWalk(g.First, seed), rest: NewWalk(g.Rest, seed)}
-		if has := func(name string) bool { return perNode[name] != 0 }; len(perNode) != 0 && (slices.ContainsFunc(g.First, has) || slices.ContainsFunc(g.Rest, has)) {
+		has := func(name string) bool { return perNode[name] != 0 }
+		if len(perNode) != 0 && (slices.ContainsFunc(g.First, has) || slices.ContainsFunc(g.Rest, has)) {
 			names := slices.AppendSeq(slices.Collect(part.first.All()), part.rest.All())
 			slices.SortStableFunc(names, func(a, b string) int { return perNode[a] - perNode[b] })
 			part.first, part.rest = InOrder(names), Walk{}
@@ -46,7 +47,7 @@ func NewSpread(groups []scheduler.Group, pods, perNode map[string]int, seed uint
 	return s
 }
 
-// Sort brings the nodes of each group into an order; those that compare equal stay as they were.
+// Sort sorts the nodes of each group. Nodes that compare equal keep their order.
 func (s *Spread) Sort(compare func(a, b string) int) {
 	for i := range s.groups {
 		g := &s.groups[i]
@@ -56,12 +57,12 @@ func (s *Spread) Sort(compare func(a, b string) int) {
 	}
 }
 
-// Len returns how many nodes there are.
+// Len returns the number of nodes.
 func (s *Spread) Len() int { return s.size }
 
-// Usable yields the nodes that are usable, in their order, each with its level: how many pods its group would have before one
-// went there, if each of the nodes before it got one. Levels never go down. Nodes that are better come before the others of
-// their group and, for as far as that makes no level higher, of other groups.
+// Usable yields the usable nodes in order, each with its level: how many pods its group has if every node before it
+// gets one pod. Levels never go down. Nodes for which better is true come first in their group, and first at their
+// level.
 func (s *Spread) Usable(usable, better func(name string) bool) iter.Seq2[string, int] {
 	good := func(name string) bool { return usable(name) && better(name) }
 	poor := func(name string) bool { return usable(name) && !better(name) }
@@ -109,15 +110,14 @@ func (s *Spread) Usable(usable, better func(name string) bool) iter.Seq2[string,
 	}
 }
 
-// turns are what is left of a group.
 type turns struct {
 	group *spreadGroup
-	level int // of the first
-	// How many nodes have been looked at for a better one, and for another.
+	level int // at the start
+	// How many nodes of the group were examined in search of a better node (good), and of another one (poor).
 	good, poor int
 }
 
-// next returns the next node that fits, after those that were seen.
+// next returns the next node that fits, after those already seen.
 func (t *turns) next(seen *int, fits func(name string) bool) (string, bool) {
 	g := t.group
 	for *seen < g.first.Len()+g.rest.Len() {

@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// racked is a node of a rack; without one where that is empty.
+// racked returns a node in a rack. If the rack is empty, the node has no such label.
 func racked(name, rack string, slots int) *node.View {
 	v := &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: slots}}, Alive: true}
 	if rack != "" {
@@ -24,7 +24,7 @@ func racked(name, rack string, slots int) *node.View {
 	return v
 }
 
-// perRack counts assignments by rack.
+// perRack counts pods by rack: the pods before and the assigned pods.
 func perRack(assigned []placement.Assignment, nodes map[string]*node.View, before map[string]int) map[string]int {
 	count := maps.Clone(before)
 	if count == nil {
@@ -36,7 +36,7 @@ func perRack(assigned []placement.Assignment, nodes map[string]*node.View, befor
 	return count
 }
 
-// Where all racks have the same room, they end up with as many pods each, give or take one.
+// If all racks have the same capacity, the numbers of their pods differ by at most one.
 func TestAssignSpreadsEvenlyOverGroups(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -49,22 +49,23 @@ func TestAssignSpreadsEvenlyOverGroups(t *testing.T) {
 		}
 		for i := range racks * each {
 			name := fmt.Sprintf("n%d", i)
-			nodes[name], reservations[name] = racked(name, fmt.Sprintf("r%d", i%racks), slots), node.Reservation{Claims: claims}
+			nodes[name] = racked(name, fmt.Sprintf("r%d", i%racks), slots)
+			reservations[name] = node.Reservation{Claims: claims}
 		}
 		req := placement.Request{
 			Order:  rapid.Permutation(slices.Sorted(maps.Keys(nodes))).Draw(t, "order"),
 			Spread: "rack", MaxPerNode: limit, Nodes: nodes, Reservations: reservations,
 		}
-		room := slots - len(claims)
+		free := slots - len(claims)
 		if limit > 0 {
-			room = min(room, limit)
+			free = min(free, limit)
 		}
 		for i := range rapid.IntRange(0, racks*each*slots+2).Draw(t, "pods") {
 			req.Pods = append(req.Pods, identity("rc", i))
 		}
 		assigned, _ := placement.Assign(req)
-		if want := min(len(req.Pods), racks*each*room); len(assigned) != want {
-			t.Fatalf("assigned %d pods, there is room for %d of %d", len(assigned), want, len(req.Pods))
+		if want := min(len(req.Pods), racks*each*free); len(assigned) != want {
+			t.Fatalf("assigned %d pods, the nodes can take %d of %d", len(assigned), want, len(req.Pods))
 		}
 		count := perRack(assigned, nodes, nil)
 		for i := range racks {
@@ -76,16 +77,18 @@ func TestAssignSpreadsEvenlyOverGroups(t *testing.T) {
 	})
 }
 
-// Where racks have different room and pods already, each pod goes to a rack with the fewest of those that take it, to a node
-// without a rack only where no rack takes it, and nowhere only where no node does.
-func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
+// Racks differ in capacity and have pods before. Each pod goes to the rack with the fewest pods among the racks that
+// take it. If no rack takes the pod, it goes to a node without a rack. If no such node takes it either, it gets no
+// node.
+func TestAssignPrefersTheEmptiestGroupWithCapacity(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		racks := []string{"", "a", "b", "c"}
 		nodes, reservations := map[string]*node.View{}, map[string]node.Reservation{}
 		req := placement.Request{
 			Spread: "rack", Nodes: nodes, Reservations: reservations, MaxPerNode: rapid.IntRange(0, 3).Draw(t, "max"),
-			PerGroup: map[string]int{}, PerNode: map[string]int{}, Reluctant: map[string]bool{}, Avoid: map[pod.Identity][]string{},
+			PerGroup: map[string]int{}, PerNode: map[string]int{}, Reluctant: map[string]bool{},
+			Avoid: map[pod.Identity][]string{},
 		}
 		for _, rack := range racks {
 			req.PerGroup[rack] = rapid.IntRange(0, 3).Draw(t, "pods before")
@@ -93,7 +96,9 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 		for i := range rapid.IntRange(0, 8).Draw(t, "nodes") {
 			name := fmt.Sprintf("n%d", i)
 			nodes[name] = racked(name, rapid.SampledFrom(racks).Draw(t, "rack"), rapid.IntRange(1, 4).Draw(t, "slots"))
-			res := node.Reservation{Ineligible: rapid.IntRange(0, 9).Draw(t, "closed") == 0, Claims: map[string]node.Claim{}}
+			res := node.Reservation{
+				Ineligible: rapid.IntRange(0, 9).Draw(t, "ineligible") == 0, Claims: map[string]node.Claim{},
+			}
 			for j := range rapid.IntRange(0, 2).Draw(t, "held") {
 				res.Claims[identity("other", j).String()] = node.Claim{}
 			}
@@ -112,7 +117,7 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 		before := maps.Clone(req.PerGroup)
 		assigned, _ := placement.Assign(req)
 		if !maps.Equal(before, req.PerGroup) {
-			t.Fatalf("the pods of the groups were %v and are %v: an input has changed", before, req.PerGroup)
+			t.Fatalf("Assign changed PerGroup from %v to %v", before, req.PerGroup)
 		}
 		on := map[pod.Identity]string{}
 		for _, a := range assigned {
@@ -124,7 +129,8 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 		}
 		for _, id := range req.Pods {
 			takes := func(name string) bool {
-				return !slices.Contains(req.Avoid[id], name) && (req.MaxPerNode == 0 || perNode[name] < req.MaxPerNode) &&
+				return !slices.Contains(req.Avoid[id], name) &&
+					(req.MaxPerNode == 0 || perNode[name] < req.MaxPerNode) &&
 					scheduler.Fits(nodes[name], taken[name], id, node.Claim{}) == ""
 			}
 			best, found := 0, false
@@ -136,13 +142,14 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 			name, placed := on[id]
 			switch {
 			case placed != found:
-				t.Fatalf("%s: placed is %v, some node takes it is %v", id, placed, found)
+				t.Fatalf("%s: assigned: %v; some node takes it: %v", id, placed, found)
 			case !placed:
 				continue
 			case !takes(name):
-				t.Fatalf("%s was put on %s, which does not take it", id, name)
+				t.Fatalf("%s was assigned to %s, which does not take it", id, name)
 			case worthOf(nodes[name], perGroup) != best:
-				t.Fatalf("%s was put on %s of rack %q; pods of the racks are %v", id, name, nodes[name].Labels["rack"], perGroup)
+				t.Fatalf("%s was assigned to %s in rack %q; the pods of the racks are %v",
+					id, name, nodes[name].Labels["rack"], perGroup)
 			}
 			perNode[name]++
 			perGroup[nodes[name].Labels["rack"]]++
@@ -151,7 +158,7 @@ func TestAssignPrefersTheEmptiestGroupThatHasRoom(t *testing.T) {
 	})
 }
 
-// worthOf is how many pods the node's rack has; without a rack, more than any.
+// worthOf returns how many pods the node's rack has. Without a rack it returns more than any rack has.
 func worthOf(v *node.View, pods map[string]int) int {
 	if v.Labels["rack"] == "" {
 		return 1000
@@ -159,19 +166,20 @@ func worthOf(v *node.View, pods map[string]int) int {
 	return pods[v.Labels["rack"]]
 }
 
-// Within a rack the emptiest node is taken; operators' labels count, and an empty value is none.
+// In a rack the emptiest node comes first. An operator's label overrides the node's, and an empty value is no label.
 func TestAssignRanksWithinAGroup(t *testing.T) {
 	t.Parallel()
 	nodes := map[string]*node.View{
-		"a1": racked("a1", "a", 9), "a2": racked("a2", "a", 9), "b1": racked("b1", "b", 9), "none": racked("none", "", 9), "empty": racked("empty", "a", 9),
+		"a1": racked("a1", "a", 9), "a2": racked("a2", "a", 9), "b1": racked("b1", "b", 9),
+		"none": racked("none", "", 9), "empty": racked("empty", "a", 9),
 	}
 	nodes["b1"].Labels["rack"], nodes["b1"].Ops.Labels = "a", map[string]string{"rack": "b"}
 	nodes["empty"].Ops.Labels = map[string]string{"rack": ""}
 	busy := node.Reservation{Claims: map[string]node.Claim{"x": {}}}
 	assigned, _ := placement.Assign(placement.Request{
 		Pods:  []pod.Identity{identity("rc", 0), identity("rc", 1), identity("rc", 2)},
-		Order: []string{"none", "empty", "a1", "a2", "b1"}, Spread: "rack", Nodes: nodes, PerGroup: map[string]int{"b": 1, "c": 0},
-		Reservations: map[string]node.Reservation{"a1": busy, "b1": busy},
+		Order: []string{"none", "empty", "a1", "a2", "b1"}, Spread: "rack", PerGroup: map[string]int{"b": 1, "c": 0},
+		Nodes: nodes, Reservations: map[string]node.Reservation{"a1": busy, "b1": busy},
 	})
 	var on []string
 	for _, a := range assigned {
@@ -182,8 +190,9 @@ func TestAssignRanksWithinAGroup(t *testing.T) {
 	}
 }
 
-// TestSpreadOrder: every usable node once, in levels that never go down and are what the nodes before make of them, better
-// nodes before others of their group and level, then nodes that come first, and the same for the same seed.
+// Spread yields every usable node once. Levels never go down and follow from the nodes before. Better nodes come before
+// others of their group and of their level, then nodes with fewer pods, then nodes of First. The same seed gives the
+// same order.
 func TestSpreadOrder(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -225,7 +234,7 @@ func TestSpreadOrder(t *testing.T) {
 		for name, level := range s.Usable(isUsable, isBetter) {
 			rack := nodes[name].Labels["rack"]
 			if level < last || rack != "" && level != turn[rack] || (rack == "") != (level > len(nodes)*3) {
-				t.Fatalf("%s of rack %q has level %d after %d; pods of the racks would be %v", name, rack, level, last, turn)
+				t.Fatalf("%s in rack %q has level %d after level %d; pods by rack: %v", name, rack, level, last, turn)
 			}
 			before := latest[rack]
 			switch {
@@ -234,11 +243,12 @@ func TestSpreadOrder(t *testing.T) {
 				if better[name] {
 					t.Fatalf("%s comes before %s of the same rack, which is better", before, name)
 				}
-			case perNode[before] > perNode[name] || perNode[before] == perNode[name] && isRest[before] && !isRest[name]:
+			case perNode[before] > perNode[name],
+				perNode[before] == perNode[name] && isRest[before] && !isRest[name]:
 				t.Fatalf("%s comes before %s of the same rack", before, name)
 			}
 			if level == last && better[name] && poor {
-				t.Fatalf("%s comes after another of level %d that is not better", name, level)
+				t.Fatalf("%s is better and comes after another node of level %d that is not", name, level)
 			}
 			poor, last, latest[rack] = !better[name], level, name
 			turn[rack]++
@@ -253,15 +263,15 @@ func TestSpreadOrder(t *testing.T) {
 			t.Fatalf("seed %d gives two orders", seed)
 		}
 		if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(usable))) {
-			t.Fatalf("the order has %v, usable are %v", got, usable)
+			t.Fatalf("the order has the nodes %v, want the usable ones %v", got, usable)
 		}
 	})
 }
 
 func all(string) bool { return true }
 
-// Farms that place at the same time do not all begin with the same rack.
-func TestSpreadBeginsAnywhere(t *testing.T) {
+// Farms with different seeds do not all begin with the same rack.
+func TestSpreadBeginsWithAnyRack(t *testing.T) {
 	t.Parallel()
 	nodes := map[string]*node.View{}
 	for i := range 16 {
@@ -283,7 +293,7 @@ func TestSpreadBeginsAnywhere(t *testing.T) {
 	}
 }
 
-// groupBy sorts nodes into groups by their value of a label, in the order of the values.
+// groupBy groups nodes by their value of a label, in the order of the values.
 func groupBy(nodes map[string]*node.View, label string, first, rest []string) []scheduler.Group {
 	byValue := map[string]*scheduler.Group{}
 	group := func(name string) *scheduler.Group {
@@ -309,8 +319,8 @@ func groupBy(nodes map[string]*node.View, label string, first, rest []string) []
 	return groups
 }
 
-// Within a group the first come before the rest, each in the order of a walk with the same seed.
-func TestUsableWalksOneGroup(t *testing.T) {
+// In a group the nodes of First come before those of Rest, both in the order of a walk with the same seed.
+func TestUsableWalksAGroup(t *testing.T) {
 	t.Parallel()
 	first, rest := []string{"a", "b", "c"}, []string{"d", "e", "f", "g", "h"}
 	always := func(string) bool { return true }

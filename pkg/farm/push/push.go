@@ -1,5 +1,6 @@
-// Package push tells nodes without a standing query that intents were written for them (ADR 26). It stands beside the passes and never in
-// their way: whoever has committed hands a request over and goes on. What is not told is lost with the process; the node reads by itself then.
+// Package push asks nodes that do not watch Consul to read their intents after a farm has written some (ADR 26). A pass
+// does not wait for its request. Requests are lost when the process ends; the nodes read their intents by themselves
+// after a while.
 package push
 
 import (
@@ -17,28 +18,28 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// ErrOutdated means that a node answered that it has heard of something later. There is nothing left to tell.
+// ErrOutdated means that the node has accepted a later request. Do not send it again.
 var ErrOutdated = errors.New("outdated")
 
-// Target is where a node takes requests.
+// Target is where a node accepts requests.
 type Target struct {
 	Node string
 	API  string // as in its record
 }
 
-// Config is what New needs. Zero values mean the defaults that setDefaults has.
+// Config is what New needs. Zero values mean the defaults, at the end of each number's comment.
 type Config struct {
-	// Send sends a request to a node. It returns nil or ErrOutdated when the node knows what the request speaks of.
+	// Send sends a request. It returns nil if the node accepts it, or ErrOutdated if the node has a later one.
 	Send    func(ctx context.Context, to Target, r scale.Request) error
 	Log     obs.Logger
 	Metrics *Metrics
 
 	AtOnce   int           // requests under way, to different nodes; 16
 	Within   time.Duration // for one request; 5 s
-	RetryMin time.Duration // first pause after a request failed; it doubles from there; 250 ms
-	RetryMax time.Duration // bound of that doubling; 30 s
-	KeepFor  time.Duration // how long a request is tried: by then a node has read by itself; 2 min
-	Most     int           // requests that wait; beyond it none is taken; 10,000
+	RetryMin time.Duration // pause after the first failure; it doubles with each further failure; 250 ms
+	RetryMax time.Duration // longest pause; 30 s
+	KeepFor  time.Duration // how long a request is tried; by then the node has read its intents by itself; 2 min
+	Most     int           // how many requests may wait; more are dropped; 10,000
 }
 
 func (c *Config) setDefaults() {
@@ -50,45 +51,46 @@ func (c *Config) setDefaults() {
 // Pusher sends requests, one at a time to each node.
 type Pusher struct {
 	cfg  Config
-	wake wait.Signal // somebody may have something to do
+	wake wait.Signal // raised if a worker may have something to do
 
 	mu      sync.Mutex
-	nodes   map[string]*peer // that something is to be told, or could not be told lately
-	waiting int              // requests
-	failing int              // nodes that could not be told
-	// ready are the nodes whose turn it is, in this order: those that could be told when it was tried last, and after them the others.
+	nodes   map[string]*peer // that have waiting requests, or whose last request failed a short time ago
+	waiting int              // number of waiting requests
+	failing int              // number of nodes whose last request failed
+	// Nodes to which a request can be sent now: first ready, then retried, whose last request failed.
 	ready, retried []*peer
-	look           time.Time // when it may be the turn of others
+	look           time.Time // when to look at all nodes for more
 }
 
-// peer is a node, and what it is still to be told. The Pusher's mutex guards it.
+// The Pusher's mutex guards a peer.
 type peer struct {
 	Target
 	requests map[string]waiting // the latest, by controller
-	queued   bool               // it is its turn
+	queued   bool               // it is in ready or retried
 	sending  bool
 	due      time.Time // when the next request may be sent
 	pace     *backoff.ExponentialBackOff
 
-	failed string    // why the last request was not taken; empty: it was
-	since  time.Time // when that began
-	tried  time.Time // when it was tried last
+	failed string    // why the last request failed; empty: it did not
+	since  time.Time // of the first failure
+	tried  time.Time // when the last request was sent
 }
 
 type waiting struct {
 	scale.Request
 	since time.Time
-	again bool // the same was handed over while it was under way
+	again bool // the same request was handed over again while it was under way
 }
 
-// New returns a pusher, which sends nothing before Run.
+// New returns a pusher that sends nothing before Run.
 func New(cfg Config) *Pusher {
 	cfg.setDefaults()
 	return &Pusher{cfg: cfg, wake: wait.NewSignal(), nodes: map[string]*peer{}}
 }
 
-// Tell hands over what a node is to be told, and waits for nothing. It takes the place of what is not sent yet about the same controller.
-func (p *Pusher) Tell(to Target, r scale.Request) {
+// Push hands over a request, and returns at once. It replaces an earlier one about the same controller that still
+// waits.
+func (p *Pusher) Push(to Target, r scale.Request) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.nodes[to.Node]
@@ -96,13 +98,14 @@ func (p *Pusher) Tell(to Target, r scale.Request) {
 		n = &peer{Target: to, requests: map[string]waiting{}, pace: wait.NewPace(p.cfg.RetryMin, p.cfg.RetryMax)}
 		p.nodes[to.Node] = n
 	}
-	if n.API != to.API { // it may be reached again
+	if n.API != to.API { // try the new address at once
 		n.Target, n.due = to, time.Time{}
 	}
 	before, replaces := n.requests[r.Epoch.RCID]
 	switch {
 	case replaces && !later(r, before.Request):
-		if n.sending && !later(before.Request, r) { // what is under way may have been read before what this one speaks of
+		if n.sending && !later(before.Request, r) {
+			// The node may have read its intents before the write that this request is about.
 			before.again = true
 			n.requests[r.Epoch.RCID] = before
 		}
@@ -119,7 +122,7 @@ func (p *Pusher) Tell(to Target, r scale.Request) {
 	p.wake.Raise()
 }
 
-// queue makes it a node's turn, if it can be.
+// queue puts a node into ready or retried if a request can be sent to it.
 func (p *Pusher) queue(n *peer, now time.Time) {
 	switch {
 	case n.queued || n.sending || len(n.requests) == 0:
@@ -137,8 +140,8 @@ func (p *Pusher) queue(n *peer, now time.Time) {
 	n.queued = true
 }
 
-// later reports whether a request about a controller is later than another one that was taken before it. In another epoch it is: what an epoch's name begins with
-// is the time of some clock.
+// later reports whether r is later than the request that was handed over before it. A request with another epoch is:
+// epochs have no order, because a ULID begins with the time of some clock.
 func later(r, than scale.Request) bool {
 	if r.Epoch.Cluster != than.Epoch.Cluster {
 		return true
@@ -146,7 +149,7 @@ func later(r, than scale.Request) bool {
 	return cmp.Or(cmp.Compare(r.Epoch.Term, than.Epoch.Term), cmp.Compare(r.Revision, than.Revision)) > 0
 }
 
-// Run sends until ctx ends, of which it returns the cause.
+// Run sends until ctx ends, and returns its cause.
 func (p *Pusher) Run(ctx context.Context) error {
 	var workers sync.WaitGroup
 	for range p.cfg.AtOnce {
@@ -156,7 +159,6 @@ func (p *Pusher) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// work sends one request after the other.
 func (p *Pusher) work(ctx context.Context) {
 	for ctx.Err() == nil {
 		n, to, r, pause := p.next(time.Now())
@@ -174,13 +176,13 @@ func (p *Pusher) work(ctx context.Context) {
 	}
 }
 
-// idlePause bounds how long nobody looks whether there is something to do.
 const idlePause = time.Minute
 
-// lookGap is the least time between two looks at all nodes: of thousands that cannot be told, each has its own time.
+// lookGap is the least time between two looks at all nodes, because thousands of failing nodes may be due at different
+// times.
 const lookGap = 50 * time.Millisecond
 
-// next returns the node whose turn it is, where it is now and what it is to be told, or how long nobody's is.
+// next returns the next node with its present target and its oldest request, or how long to wait.
 func (p *Pusher) next(now time.Time) (turn *peer, to Target, r scale.Request, pause time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -201,7 +203,6 @@ func (p *Pusher) next(now time.Time) (turn *peer, to Target, r scale.Request, pa
 	return turn, turn.Target, r, 0
 }
 
-// first takes the first node from those whose turn it is, nil where there is none. One that has nothing left to be told is passed over.
 func (p *Pusher) first(now time.Time) *peer {
 	for _, list := range []*[]*peer{&p.ready, &p.retried} {
 		for len(*list) > 0 {
@@ -216,7 +217,6 @@ func (p *Pusher) first(now time.Time) *peer {
 	return nil
 }
 
-// lookAtAll makes it the turn of all nodes whose time has come, and forgets those that there is nothing to say of any more.
 func (p *Pusher) lookAtAll(now time.Time) {
 	p.look = now.Add(idlePause)
 	for _, n := range p.nodes {
@@ -232,7 +232,6 @@ func (p *Pusher) lookAtAll(now time.Time) {
 	}
 }
 
-// forget forgets a node that nothing is to be told, unless it could not be told lately.
 func (p *Pusher) forget(n *peer, now time.Time) {
 	if len(n.requests) > 0 || n.failed != "" && now.Sub(n.tried) <= forgetAfter {
 		return
@@ -241,7 +240,6 @@ func (p *Pusher) forget(n *peer, now time.Time) {
 	p.fails(n, "")
 }
 
-// fails notes why a node cannot be told; empty: it can.
 func (p *Pusher) fails(n *peer, why string) {
 	switch {
 	case n.failed == "" && why != "":
@@ -253,10 +251,9 @@ func (p *Pusher) fails(n *peer, why string) {
 	p.cfg.Metrics.unreached(p.failing)
 }
 
-// forgetAfter is how long a node that could not be told is remembered when there is nothing left to tell it.
+// forgetAfter is how long a failing node without requests is remembered.
 const forgetAfter = 10 * time.Minute
 
-// expire gives up what was tried for long enough.
 func (p *Pusher) expire(n *peer, now time.Time) {
 	for id, w := range n.requests {
 		if now.Sub(w.since) > p.cfg.KeepFor {
@@ -271,7 +268,6 @@ func (p *Pusher) settle(n *peer, rcID string) {
 	p.waiting--
 }
 
-// sent notes what became of a request.
 func (p *Pusher) sent(n *peer, r scale.Request, err error, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -284,7 +280,7 @@ func (p *Pusher) sent(n *peer, r scale.Request, err error, now time.Time) {
 		p.cfg.Metrics.count(failed)
 		if n.failed == "" {
 			n.since = now
-			log.WithError(err).Warn("a node cannot be told of its intents; it reads them by itself after a while")
+			log.WithError(err).Warn("cannot push to a node; it reads its intents by itself after a while")
 		}
 		n.due = now.Add(n.pace.NextBackOff())
 		p.fails(n, err.Error())
@@ -301,20 +297,20 @@ func (p *Pusher) sent(n *peer, r scale.Request, err error, now time.Time) {
 	n.due = time.Time{}
 	n.pace.Reset()
 	if n.failed != "" {
-		log.Info("a node can be told of its intents again")
+		log.Info("can push to a node again")
 		p.fails(n, "")
 	}
 	p.forget(n, now)
 }
 
-// Unreachable is a node that could not be told of its intents.
+// Unreachable is a node to which the last push failed.
 type Unreachable struct {
 	Node   string
 	Since  time.Time
 	Reason string
 }
 
-// Unreachable returns those that could not be told when it was tried last, by name.
+// Unreachable returns the nodes to which the last push failed, by name.
 func (p *Pusher) Unreachable() (all []Unreachable) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

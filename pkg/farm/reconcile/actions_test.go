@@ -8,15 +8,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/farm/reconcile"
 )
 
-// What dashboards and alerts select by stays as it is, whatever the audit trail calls an action.
-func TestLabelsOfActionsStay(t *testing.T) {
+// The labels that dashboards and alerts use never change, whatever the audit trail calls an action.
+func TestActionLabelsNeverChange(t *testing.T) {
 	t.Parallel()
 	var got []string
 	for _, a := range reconcile.AllActions {
 		got = append(got, a.Label())
 	}
 	slices.Sort(got)
-	if text := strings.Join(got, " "); text != "adopt expel mark move place relabel release remove repair return shrink stop switch upgrade" {
-		t.Error(text)
+	const want = "adopt expel mark move place relabel release remove repair return shrink stop switch upgrade"
+	if text := strings.Join(got, " "); text != want {
+		t.Errorf("%s, want %s", text, want)
 	}
 }

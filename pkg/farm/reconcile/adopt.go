@@ -9,137 +9,131 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// adoption takes over what runs without an intent.
 type adoption struct{ *draft }
 
-// adopt takes over what runs without a matching intent. The higher revision wins (R2), unless an owner placed the pod in this epoch.
-func (c adoption) adopt() {
-	orphans := slices.Clone(c.s.Orphans)
-	slices.SortFunc(orphans, func(a, b Orphan) int {
-		return cmp.Or(a.Identity.Compare(b.Identity), cmp.Compare(b.Revision, a.Revision), cmp.Compare(a.Node, b.Node))
+// adopt gives a placement and an intent to each pod that runs without a matching intent, as it runs. Of two copies it
+// keeps the one with the higher revision (R2), unless an owner placed the pod in this epoch.
+func (a adoption) adopt() {
+	orphans := slices.Clone(a.f.Orphans)
+	slices.SortFunc(orphans, func(x, y Orphan) int {
+		return cmp.Or(x.Identity.Compare(y.Identity), cmp.Compare(y.Revision, x.Revision), cmp.Compare(x.Node, y.Node))
 	})
 	for i := range orphans {
 		o := &orphans[i]
-		if c.changed[o.Identity] {
+		if a.changed[o.Identity] {
 			continue
 		}
-		p := c.s.find(o.Identity)
+		p := a.f.find(o.Identity)
 		switch {
-		case c.s.ordered(o.Role):
-			c.adoptOrdered(o, p)
+		case a.f.ordered(o.Role):
+			a.adoptOrdered(o, p)
 		case p == nil:
-			c.adoptAs(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, "runs without a placement")
+			a.adoptAs(o, &Pod{Placement: pod.Placement{Identity: o.Identity}}, "runs without a placement")
 		case p.Node == o.Node:
 			if o.Revision > p.Revision {
-				c.adoptAs(o, p, "runs at a higher revision than its placement")
-			} // else its intent is missing or not seen yet: repair looks at it
-		case c.s.outranks(o, p):
-			c.adoptAs(o, p, "runs here at a higher revision than on "+p.Node)
+				a.adoptAs(o, p, "runs at a higher revision than its placement")
+			} // else the intent is missing or was not read yet, and repair writes it again
+		case a.f.outranks(o, p):
+			a.adoptAs(o, p, "runs here at a higher revision than on "+p.Node)
 		default:
-			c.stopDuplicate(o, p)
+			a.stopDuplicate(o, p)
 		}
 	}
 }
 
-// outranks reports whether a copy elsewhere takes the place of a placed pod: it bears a higher revision, which only a store that lost something explains.
-// Where the placement was decided in this epoch nothing was lost since, and whoever names a higher revision was not told it: no node takes
-// another's pod by saying so.
+// outranks reports whether a copy elsewhere replaces a placed pod. A copy with a higher revision exists only if the
+// store has lost records. If the owner placed the pod in this epoch, nothing was lost since then. So a node cannot take
+// another node's pod with a false report.
 func (s *Snapshot) outranks(o *Orphan, p *Pod) bool {
-	return o.Revision > p.Revision && !s.decided(p)
+	return o.Revision > p.Revision && !s.placedInEpoch(p)
 }
 
-// decided reports whether the owner decided in this epoch where a pod is, by itself: it did not find it there. An ordered pod's placement names the epoch; of
-// others the times tell, which clocks of two farms wrote.
-func (s *Snapshot) decided(p *Pod) bool {
+// placedInEpoch reports whether the owner chose the pod's node in this epoch, and did not adopt the pod. For pods that
+// are not ordered, it compares times that the clocks of two farms wrote.
+func (s *Snapshot) placedInEpoch(p *Pod) bool {
 	if s.ordered(p.Role) {
 		return s.Epoch != "" && p.Placement.Epoch == s.Epoch
 	}
 	return p.AdoptedAtGeneration == 0 && p.ChangedAt.After(s.EpochSince.Add(s.Slack))
 }
 
-func (c adoption) adoptAs(o *Orphan, p *Pod, reason string) {
+func (a adoption) adoptAs(o *Orphan, p *Pod, reason string) {
 	next := p.Placement
 	moved := p.Index != 0 && p.Node != o.Node
-	revision := p.nextRevision(c.s.Now, o.Revision)
-	next.Ghosts = slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node })
+	revision := p.nextRevision(a.f.Now, o.Revision)
+	next.Ghosts = without(next.Ghosts, o.Node)
 	if moved {
 		next.OwnLabels = nil
 	}
 	next.Node, next.PodID, next.Digest, next.Ports = o.Node, o.PodID, o.Digest, o.Ports
-	next.Labels = c.s.RC.PodLabelSet(o.PodID, nil, next.OwnLabels)
-	if m := cmp.Or(c.s.ManifestOf(o.Digest), c.s.ManifestOf(c.s.RC.ManifestOf(o.Role))); m != nil {
-		next.Labels = c.s.RC.PodLabelSet(o.PodID, m.Labels, next.OwnLabels)
+	next.Labels = a.f.RC.PodLabelSet(o.PodID, nil, next.OwnLabels)
+	if m := cmp.Or(a.f.ManifestOf(o.Digest), a.f.ManifestOf(a.f.RC.ManifestOf(o.Role))); m != nil {
+		next.Labels = a.f.RC.PodLabelSet(o.PodID, m.Labels, next.OwnLabels)
 	}
-	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, c.s.Now
+	next.RunState, next.Revision, next.ChangedAt = pod.Running, revision, a.f.Now
 	next.StoppingSince, next.LostSince, next.UnmanagedSince, next.DeadIndex = nil, nil, nil, 0
-	next.AdoptedAtGeneration, next.Switching = c.s.RC.Generation, false
+	next.AdoptedAtGeneration, next.Switching = a.f.RC.Generation, false
 	if p.Index == 0 {
-		next.Standby, next.Replicas = c.s.standsBy(), c.s.RC.CountOf(o.Role)
+		next.Standby, next.Replicas = a.f.standsBy(), a.f.RC.CountOf(o.Role)
 	}
-	in, claim := next.Intent(), node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)
-	ch := Change{
-		Action: Adopt, Identity: o.Identity, Index: p.Index, Placement: &next, Reason: reason,
-		Intents: []IntentChange{{Node: o.Node, Intent: &in}},
-		Reserve: []ReserveChange{{Node: o.Node, Claim: &claim, Force: true}},
-	}
+	ch := p.change(Adopt, &next, reason)
+	ch.setIntent(o.Node, next.Intent())
+	ch.reserveRunning(o.Node, o.claim())
 	if moved {
-		// The other copy is stopped like that of a moved pod, once this one is known to be available.
-		next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Since: c.s.Now, Ports: p.Ports})
+		// As in a move, the other copy stops when the adopted copy is available.
+		next.Ghosts = append(next.Ghosts, pod.Ghost{Node: p.Node, Since: a.f.Now, Ports: p.Ports})
 	}
-	c.add(ch)
+	a.add(ch)
 }
 
-// stopDuplicate stops the losing copy of an identity, once the winning one is available, or at once where the group is ordered.
-func (c adoption) stopDuplicate(o *Orphan, p *Pod) {
+// stopDuplicate stops a second copy of a placed pod as soon as the placed pod is available; in an ordered group at
+// once.
+func (a adoption) stopDuplicate(o *Orphan, p *Pod) {
 	isGhost := func(g pod.Ghost) bool { return g.Node == o.Node && g.Revision > o.Revision }
-	if !c.s.ordered(p.Role) && !c.s.availableHere(p) || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
+	if !a.f.ordered(p.Role) && !a.f.availableHere(p) || slices.ContainsFunc(p.Placement.Ghosts, isGhost) {
 		return
 	}
-	if !c.mayStop() {
+	if !a.mayStop() {
 		return
-	}
-	rank := "a lower revision"
-	if o.Revision > p.Revision {
-		rank = "a revision that nobody told its node"
 	}
 	next := p.Placement
-	ghost := pod.Ghost{Node: o.Node, Revision: p.nextRevision(c.s.Now, o.Revision), Since: c.s.Now, Ports: o.Ports}
-	next.Ghosts = append(slices.DeleteFunc(slices.Clone(next.Ghosts), func(g pod.Ghost) bool { return g.Node == o.Node }), ghost)
-	stop, claim := next.GhostIntent(ghost), node.NewClaim(o.Identity, o.Ports, o.CPU, o.Memory)
-	c.add(Change{
-		Action: StopDuplicate, Identity: o.Identity, Index: p.Index, Placement: &next, NeedsBreaker: true, NeedsMinimum: true,
-		Reason:  fmt.Sprintf("a second copy runs on %s at %s", o.Node, rank),
-		Intents: []IntentChange{{Node: o.Node, Intent: &stop}},
-		Reserve: []ReserveChange{{Node: o.Node, Claim: &claim, Force: true}},
-	})
+	ghost := pod.Ghost{Node: o.Node, Revision: p.nextRevision(a.f.Now, o.Revision), Since: a.f.Now, Ports: o.Ports}
+	next.Ghosts = append(without(next.Ghosts, o.Node), ghost)
+	reason := fmt.Sprintf("a second copy runs on %s at revision %d; the pod has revision %d",
+		o.Node, o.Revision, p.Revision)
+	ch := p.change(StopDuplicate, &next, reason)
+	ch.NeedsBreaker, ch.NeedsMinimum = true, true
+	ch.setIntent(o.Node, next.GhostIntent(ghost))
+	ch.reserveRunning(o.Node, o.claim())
+	a.add(ch)
 }
 
-// repairs brings back together what must agree.
 type repairs struct{ *draft }
 
-// repair brings placement, intent and reality back together where somebody else changed one of them, or where the store
-// is an older one.
-func (c repairs) repair() {
-	for p := range c.open() {
-		if c.repairGhosts(p) || c.repairClaims(p) {
+// repair makes placement, intent and report agree again if one was changed from outside, or if the store went back in
+// time.
+func (r repairs) repair() {
+	for p := range r.open() {
+		if r.repairGhosts(p) || r.repairClaims(p) {
 			continue
 		}
 		next, reason := p.Placement, ""
 		var reserve []ReserveChange
 		switch {
-		case p.Switching && (c.s.available(p) || c.s.endedWell(p)) && c.s.ManifestOf(p.Digest) != nil:
-			c.finishUpgrade(p)
+		case p.Switching && (r.f.available(p) || r.f.endedWell(p)) && r.f.ManifestOf(p.Digest) != nil:
+			r.finishUpgrade(p)
 			continue
 		case p.Reality != nil && p.Reality.Revision > p.Revision:
 			if p.Reality.State == pod.StateStopped {
 				continue // see confirmStops
 			}
-			// It runs: what was asked for since the store's time is what stays (R2).
+			// The pod runs because of an intent that the store has lost (R2).
 			reason = "the node has applied a higher revision"
 			next.RunState, next.StoppingSince = pod.Running, nil
-			next.AdoptedAtGeneration = c.s.RC.Generation
+			next.AdoptedAtGeneration = r.f.RC.Generation
 			if p.Reality.Digest != p.Digest {
-				// Its ports are those of its intent, or else of the node's list of orphans: adopt takes it from there.
+				// The ports come from an intent with the digest that runs. Otherwise adopt takes the pod and its ports
+				// from the node's list of orphans.
 				in := p.Intents[p.Node]
 				if in == nil || in.Digest != p.Reality.Digest {
 					continue
@@ -153,85 +147,78 @@ func (c repairs) repair() {
 		default:
 			continue
 		}
-		if next.RunState == pod.Stopped && !c.mayStop() {
+		if next.RunState == pod.Stopped && !r.mayStop() {
 			continue
 		}
-		if next.RunState == pod.Running && !p.runs() && c.s.Hold != "" {
-			c.waiting = true
-			continue // it would be started here, while it may run on a node that has not spoken yet (R1)
+		if next.RunState == pod.Running && !p.runs() && r.f.Hold != "" {
+			r.waiting = true
+			continue // the pod would start here, and may run on a node that has not reported yet (R1)
 		}
-		if next.RunState == pod.Running && c.startsBeside(p) {
+		if next.RunState == pod.Running && r.startsBeside(p) {
 			continue
 		}
-		if next.RunState == pod.Running && c.s.ordered(p.Role) && !c.s.runsThere(p) {
-			next.Epoch = c.s.Epoch
+		if next.RunState == pod.Running && r.f.ordered(p.Role) && !r.f.runsThere(p) {
+			next.Epoch = r.f.Epoch
 		}
-		next.Revision, next.ChangedAt = p.nextRevision(c.s.Now), c.s.Now
-		in := next.Intent()
-		c.add(Change{
-			Action: Repair, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason,
-			NeedsBreaker: next.RunState == pod.Stopped, NeedsSchema: next.RunState == pod.Running,
-			Intents: []IntentChange{{Node: p.Node, Intent: &in}}, Reserve: reserve,
-		})
+		next.Revision, next.ChangedAt = p.nextRevision(r.f.Now), r.f.Now
+		ch := p.change(Repair, &next, reason)
+		ch.NeedsBreaker, ch.NeedsSchema = next.RunState == pod.Stopped, next.RunState == pod.Running
+		ch.setIntent(p.Node, next.Intent())
+		ch.Reserve = reserve
+		r.add(ch)
 	}
 }
 
-// finishUpgrade gives back what the former version of an upgraded pod held, now that the node runs the new one.
-func (c repairs) finishUpgrade(p *Pod) {
+// finishUpgrade gives back the part of the share that only the former version needed.
+func (r repairs) finishUpgrade(p *Pod) {
 	next := p.Placement
 	next.Switching = false
-	if p.settled() {
+	if p.caughtUp() {
 		next.MayRun = nil
 	}
-	res := c.s.ManifestOf(p.Digest).Resources()
-	claim := node.NewClaim(p.Identity, p.Ports, res.CPU, res.Memory)
-	c.add(Change{
-		Action: FinishUpgrade, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: "the node has switched to the new manifest",
-		Reserve: []ReserveChange{{Node: p.Node, Claim: &claim, Force: true}},
-	})
+	ch := p.change(FinishUpgrade, &next, "the node has switched to the new manifest")
+	ch.reserveRunning(p.Node, claimOf(r.f.ManifestOf(p.Digest), p.Identity, p.Ports))
+	r.add(ch)
 }
 
-// repairGhosts writes the stop of a former node again where it vanished.
-func (c repairs) repairGhosts(p *Pod) bool {
+// repairGhosts writes missing or different intents that stop former copies again. It reports whether it did.
+func (r repairs) repairGhosts(p *Pod) bool {
 	if p.Intents == nil {
 		return false
 	}
 	same := p.Placement
-	ch := Change{
-		Action: Repair, Identity: p.Identity, Index: p.Index, Placement: &same, NeedsBreaker: true,
-		Reason: "the stop of a former copy was missing",
-	}
+	ch := p.change(Repair, &same, "the stop of a former copy was missing")
+	ch.NeedsBreaker = true
 	for _, g := range p.Placement.Ghosts {
 		if g.Revision == 0 {
-			continue // it runs on
+			continue // this copy is meant to run
 		}
 		if stop := same.GhostIntent(g); !sameIntent(p.Intents[g.Node], stop) {
-			ch.Intents = append(ch.Intents, IntentChange{Node: g.Node, Intent: &stop})
+			ch.setIntent(g.Node, stop)
 		}
 	}
-	if len(ch.Intents) == 0 || !c.mayStop() {
+	if len(ch.Intents) == 0 || !r.mayStop() {
 		return false
 	}
-	c.add(ch)
+	r.add(ch)
 	return true
 }
 
-// repairClaims reserves again what the pod and its former copies take of nodes whose reservations do not say so, because the
-// record was lost or is an older one. Until then others could be placed on top of them (P3).
-func (c repairs) repairClaims(p *Pod) bool {
+// repairClaims reserves missing shares of a pod and its former copies again. Until then, other pods can be placed on
+// the same capacity (P3).
+func (r repairs) repairClaims(p *Pod) bool {
 	same := p.Placement
-	ch := Change{
-		Action: Repair, Identity: p.Identity, Index: p.Index, Placement: &same, Reason: "its share was not reserved",
-	}
+	ch := p.change(Repair, &same, "its share was not reserved")
 	reserve := func(nodeName string, ports map[string]int) {
 		has, read := p.Claims[nodeName]
 		if !read {
 			return
 		}
-		need := claimOfCopy(c.s, p, ports)
+		need := claimOf(r.f.ManifestOf(p.Digest), p.Identity, ports)
 		if has == nil || !covers(*has, need) {
-			// What is held besides may be that of a version that still runs; finishUpgrade gives it back.
-			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Claim: &need, Force: true, Keep: p.Switching || !c.s.current(p) && c.s.ManifestOf(p.Digest) == nil})
+			// The version that still runs may need the rest of the present share.
+			keep := p.Switching || !r.f.current(p) && r.f.ManifestOf(p.Digest) == nil
+			ch.Reserve = append(ch.Reserve, ReserveChange{Node: nodeName, Claim: &need, Force: true, Keep: keep})
 		}
 	}
 	reserve(p.Node, p.Ports)
@@ -241,28 +228,17 @@ func (c repairs) repairClaims(p *Pod) bool {
 		}
 	}
 	if len(ch.Reserve) > 0 {
-		c.add(ch)
+		r.add(ch)
 	}
 	return len(ch.Reserve) > 0
 }
 
-// claimOfCopy returns what a copy of the pod with these ports takes of its node, as far as it is known: the resources of a manifest
-// that was not read are not.
-func claimOfCopy(s *Snapshot, p *Pod, ports map[string]int) node.Claim {
-	m := s.ManifestOf(p.Digest)
-	if m == nil {
-		return node.NewClaim(p.Identity, ports, 0, 0)
-	}
-	res := m.Resources()
-	return node.NewClaim(p.Identity, ports, res.CPU, res.Memory)
-}
-
-// covers reports whether a claim is enough for what is needed.
 func covers(has, need node.Claim) bool {
-	return !slices.ContainsFunc(need.Ports, func(port int) bool { return !slices.Contains(has.Ports, port) }) &&
-		has.CPU >= need.CPU && has.Memory >= need.Memory
+	return has.CPU >= need.CPU && has.Memory >= need.Memory &&
+		!slices.ContainsFunc(need.Ports, func(port int) bool { return !slices.Contains(has.Ports, port) })
 }
 
 func sameIntent(got *pod.Intent, want pod.Intent) bool {
-	return got != nil && got.Digest == want.Digest && got.State == want.State && got.Revision == want.Revision && got.Standby == want.Standby
+	return got != nil && got.Digest == want.Digest && got.State == want.State && got.Revision == want.Revision &&
+		got.Standby == want.Standby
 }

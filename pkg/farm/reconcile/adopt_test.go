@@ -16,7 +16,7 @@ func orphan(on string, index int, revision int64) reconcile.Orphan {
 	}}
 }
 
-// The higher revision wins (R2). Where it is the same, or lower, the placement stands.
+// The higher revision wins (R2). If a copy has the same revision or a lower one, the placement is kept.
 func TestTheHigherRevisionIsAdopted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -42,30 +42,43 @@ func TestTheHigherRevisionIsAdopted(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, plan.Changes, c.want)
 			continue
 		}
-		if ch := plan.Changes[at]; c.want == reconcile.Adopt && (ch.Placement.Node != c.orphan.Node || ch.Placement.Revision <= c.orphan.Revision || ch.Placement.AdoptedAtGeneration != 7) {
+		if ch := plan.Changes[at]; c.want == reconcile.Adopt &&
+			(ch.Placement.Node != c.orphan.Node || ch.Placement.Revision <= c.orphan.Revision ||
+				ch.Placement.AdoptedAtGeneration != 7) {
 			t.Errorf("%s: %+v", name, ch.Placement)
 		}
 	}
 }
 
-// What an owner placed in this epoch nobody takes by naming a higher revision: no store has lost anything since, so no owner told the other node so. It is a second
-// copy, and stops like any other.
-func TestWhatWasPlacedInThisEpochIsNotTaken(t *testing.T) {
+// A pod that an owner placed in this epoch is not adopted elsewhere, even at a higher revision: no store has lost
+// anything since, so no owner wrote that revision. The copy is a duplicate, and stops.
+func TestAPodPlacedInThisEpochIsNotAdoptedElsewhere(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		edit func(*reconcile.Snapshot, *reconcile.Pod)
 		want reconcile.Action // "" for nothing
 	}{
-		"placed in this epoch":             {func(*reconcile.Snapshot, *reconcile.Pod) {}, reconcile.StopDuplicate},
-		"not available":                    {func(_ *reconcile.Snapshot, p *reconcile.Pod) { p.Reality.Available = false }, ""},
-		"found, not placed":                {func(_ *reconcile.Snapshot, p *reconcile.Pod) { p.AdoptedAtGeneration = 6 }, reconcile.Adopt},
-		"placed before the epoch":          {func(s *reconcile.Snapshot, p *reconcile.Pod) { p.ChangedAt = s.EpochSince.Add(-time.Minute) }, reconcile.Adopt},
-		"so soon that clocks may be wrong": {func(s *reconcile.Snapshot, p *reconcile.Pod) { p.ChangedAt = s.EpochSince.Add(s.Slack) }, reconcile.Adopt},
+		"placed in this epoch": {func(*reconcile.Snapshot, *reconcile.Pod) {}, reconcile.StopDuplicate},
+		"not available": {
+			func(_ *reconcile.Snapshot, p *reconcile.Pod) { p.Reality.Available = false }, "",
+		},
+		"found, not placed": {
+			func(_ *reconcile.Snapshot, p *reconcile.Pod) { p.AdoptedAtGeneration = 6 }, reconcile.Adopt,
+		},
+		"placed before the epoch": {
+			func(s *reconcile.Snapshot, p *reconcile.Pod) { p.ChangedAt = s.EpochSince.Add(-time.Minute) },
+			reconcile.Adopt,
+		},
+		"so soon that clocks may be wrong": {
+			func(s *reconcile.Snapshot, p *reconcile.Pod) { p.ChangedAt = s.EpochSince.Add(s.Slack) }, reconcile.Adopt,
+		},
 		"ordered, of another epoch": {func(s *reconcile.Snapshot, p *reconcile.Pod) {
 			s.RC.ReplicaGroups[0].Ordered = true
 			p.Placement.Epoch = "e0"
 		}, reconcile.Stop},
-		"ordered, of an owner that writes no epoch": {func(s *reconcile.Snapshot, _ *reconcile.Pod) { s.RC.ReplicaGroups[0].Ordered = true }, reconcile.Stop},
+		"ordered, of an owner that writes no epoch": {
+			func(s *reconcile.Snapshot, _ *reconcile.Pod) { s.RC.ReplicaGroups[0].Ordered = true }, reconcile.Stop,
+		},
 		"ordered, of this epoch": {func(s *reconcile.Snapshot, p *reconcile.Pod) {
 			s.RC.ReplicaGroups[0].Ordered = true
 			p.Placement.Epoch, p.ChangedAt = s.Epoch, s.EpochSince.Add(-time.Minute)
@@ -89,16 +102,18 @@ func TestWhatWasPlacedInThisEpochIsNotTaken(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, changes, c.want)
 			continue
 		}
-		if ch := changes[0]; c.want == reconcile.StopDuplicate && (ch.Placement.Node != "n0" || ch.Placement.RunState != pod.Running || ch.Intents[0].Node != "n1" || ch.Intents[0].Intent.Revision <= 6 ||
-			!strings.HasSuffix(ch.Reason, "runs on n1 at a revision that nobody told its node")) {
+		if ch := changes[0]; c.want == reconcile.StopDuplicate &&
+			(ch.Placement.Node != "n0" || ch.Placement.RunState != pod.Running || ch.Intents[0].Node != "n1" ||
+				ch.Intents[0].Intent.Revision <= 6 ||
+				!strings.HasSuffix(ch.Reason, "runs on n1 at revision 6; the pod has revision 5")) {
 			t.Errorf("%s: %v %+v", name, ch, ch.Placement)
 		}
 	}
 }
 
-// What is adopted where a former copy was known is that copy; others stay former copies. It bears the labels of its controller,
-// and of the manifest where that can be read.
-func TestAdoptingAFormerCopy(t *testing.T) {
+// If a former copy is adopted, it becomes the pod, and the other former copies are still former copies. The pod gets
+// the labels of its controller, and of its manifest if that can be read.
+func TestAdoptingAFormerCopyKeepsTheOthers(t *testing.T) {
 	t.Parallel()
 	for _, readable := range []bool{true, false} {
 		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
@@ -116,7 +131,7 @@ func TestAdoptingAFormerCopy(t *testing.T) {
 			at = append(at, g.Node)
 		}
 		if !slices.Equal(at, []string{"n2", "n0"}) {
-			t.Errorf("former copies on %v, want the one that is left and the one that loses", at)
+			t.Errorf("former copies on %v, want the other former copy and the copy that lost", at)
 		}
 		if l := ch.Placement.Labels; (l["tier"] == "web") != readable || l["team"] != "a" {
 			t.Errorf("readable %t: labels %v", readable, l)
@@ -124,7 +139,8 @@ func TestAdoptingAFormerCopy(t *testing.T) {
 	}
 }
 
-// A second copy is asked to stop once, and again where it runs at the revision at which it was asked: it cannot have heard.
+// A second copy is asked to stop once. It is asked again if it runs at the revision of that stop, because its node
+// cannot have read the intent.
 func TestASecondCopyIsAskedToStopAboveItsRevision(t *testing.T) {
 	t.Parallel()
 	for asked, again := range map[int64]bool{0: true, 4: true, 3: true, 9: false} {
@@ -140,24 +156,27 @@ func TestASecondCopyIsAskedToStopAboveItsRevision(t *testing.T) {
 			continue
 		}
 		ch := only(t, s, reconcile.StopDuplicate)
-		if len(ch.Placement.Ghosts) != 2 || ch.Placement.Ghosts[0].Node != "n2" || ch.Placement.Ghosts[1].Node != "n1" || ch.Placement.Ghosts[1].Revision <= 4 {
+		if len(ch.Placement.Ghosts) != 2 || ch.Placement.Ghosts[0].Node != "n2" ||
+			ch.Placement.Ghosts[1].Node != "n1" || ch.Placement.Ghosts[1].Revision <= 4 {
 			t.Errorf("asked at %d before: former copies %+v", asked, ch.Placement.Ghosts)
 		}
 	}
 }
 
-// A deleted controller ends with its last record: not with a placement left, nor while one is made.
+// A deleted controller is not finished while a placement is left or is being made.
 func TestADeletedControllerEndsWithItsLastPod(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*reconcile.Snapshot)
 		finish bool
 	}{
-		"nothing is left":    {func(*reconcile.Snapshot) {}, true},
-		"a pod is left":      {func(s *reconcile.Snapshot) { s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)} }, false},
-		"an orphan is found": {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 0, 5)} }, false},
+		"nothing is left": {func(*reconcile.Snapshot) {}, true},
+		"a pod is left":   {func(s *reconcile.Snapshot) { s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)} }, false},
+		"an orphan is found": {
+			func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 0, 5)} }, false,
+		},
 		"a share is left": {func(s *reconcile.Snapshot) {
-			s.Leaks = []reconcile.Leak{{Node: "n1", Pod: orphan("n1", 0, 5).Identity}}
+			s.UnusedShares = []reconcile.UnusedShare{{Node: "n1", Pod: orphan("n1", 0, 5).Identity}}
 		}, false},
 		"a pod stops": {func(s *reconcile.Snapshot) {
 			p := running(0, "n0", 5, 0)
@@ -174,11 +193,12 @@ func TestADeletedControllerEndsWithItsLastPod(t *testing.T) {
 	}
 }
 
-// A claim of a replica that its node says it runs is not given back, whoever says it; that of another one is.
-func TestClaimsOfOrphansStay(t *testing.T) {
+// If a node runs a replica, its share is not given back, even if the replica is placed elsewhere. Shares of other
+// replicas are given back.
+func TestSharesOfOrphansAreKept(t *testing.T) {
 	t.Parallel()
 	id := orphan("n1", 3, 5).Identity
-	sick := func(s *reconcile.Snapshot) { // so that no other copy is stopped for it
+	sick := func(s *reconcile.Snapshot) { // otherwise another copy would stop because of it
 		p := running(3, "n0", 5, 7)
 		p.Reality.Available = false
 		s.Pods = []reconcile.Pod{p}
@@ -187,39 +207,58 @@ func TestClaimsOfOrphansStay(t *testing.T) {
 		change   func(*reconcile.Snapshot)
 		released bool
 	}{
-		"nobody runs it":              {func(*reconcile.Snapshot) {}, true},
-		"its node runs it":            {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 3, 5)} }, false},
-		"another node runs it":        {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 3, 5)} }, false}, // adopted first
-		"a copy that lost":            {func(s *reconcile.Snapshot) { sick(s); s.Orphans = []reconcile.Orphan{orphan("n1", 3, 4)} }, false},
-		"a copy that lost, elsewhere": {func(s *reconcile.Snapshot) { sick(s); s.Orphans = []reconcile.Orphan{orphan("n2", 3, 4)} }, true},
-		"its node runs another":       {func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 4, 5)} }, true},
-		"its node's record says so":   {func(s *reconcile.Snapshot) { s.Nodes["n1"].Orphans = []pod.Orphan{{Identity: id}} }, false},
+		"no node runs it": {func(*reconcile.Snapshot) {}, true},
+		"its node runs it": {
+			func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 3, 5)} }, false,
+		},
+		// adopted first
+		"another node runs it": {
+			func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n2", 3, 5)} }, false,
+		},
+		"a copy that lost": {
+			func(s *reconcile.Snapshot) { sick(s); s.Orphans = []reconcile.Orphan{orphan("n1", 3, 4)} }, false,
+		},
+		"a copy that lost, elsewhere": {
+			func(s *reconcile.Snapshot) { sick(s); s.Orphans = []reconcile.Orphan{orphan("n2", 3, 4)} }, true,
+		},
+		"its node runs another": {
+			func(s *reconcile.Snapshot) { s.Orphans = []reconcile.Orphan{orphan("n1", 4, 5)} }, true,
+		},
+		"its node's record lists it": {
+			func(s *reconcile.Snapshot) { s.Nodes["n1"].Orphans = []pod.Orphan{{Identity: id}} }, false,
+		},
 		"the record is about others": {func(s *reconcile.Snapshot) {
 			s.Nodes["n1"].Orphans = []pod.Orphan{{Identity: orphan("n1", 4, 5).Identity}}
 		}, true},
-		"its node has no record": {func(s *reconcile.Snapshot) { delete(s.Nodes, "n1") }, false}, // nobody has said what it runs
+		// it is not known what this node runs
+		"its node has no record": {func(s *reconcile.Snapshot) { delete(s.Nodes, "n1") }, false},
 	} {
 		s := snapshotOf(0)
-		s.Leaks = []reconcile.Leak{{Node: "n1", Pod: id}}
+		s.UnusedShares = []reconcile.UnusedShare{{Node: "n1", Pod: id}}
 		c.change(s)
 		plan := reconcile.Compute(s)
 		at := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Release })
 		if (at >= 0) != c.released {
 			t.Errorf("%s: %v", name, plan.Changes)
 		}
-		if at >= 0 && len(s.Pods) == 0 && (plan.Changes[at].Placement != nil || plan.Changes[at].Index != 0 || plan.Changes[at].Reserve[0].Node != "n1" || plan.Changes[at].Reserve[0].Claim != nil) {
+		if at >= 0 && len(s.Pods) == 0 &&
+			(plan.Changes[at].Placement != nil || plan.Changes[at].Index != 0 ||
+				plan.Changes[at].Reserve[0].Node != "n1" || plan.Changes[at].Reserve[0].Claim != nil) {
 			t.Errorf("%s: %+v", name, plan.Changes[at])
 		}
 	}
 }
 
-// A pod that runs elsewhere at a higher revision is adopted there, before a former copy takes its place; at the same revision it is not.
-func TestAForgottenPodIsPassedOnUnlessItIsClaimed(t *testing.T) {
+// A pod that runs elsewhere at a higher revision is adopted there before a former copy becomes the pod. At the same
+// revision it is not adopted.
+func TestAHigherRevisionElsewhereComesBeforeAFormerCopy(t *testing.T) {
 	t.Parallel()
 	for revision, passed := range map[int64]bool{4: true, 5: true, 6: false} {
 		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
 			p.Placement.Ghosts = []pod.Ghost{{Node: "n1"}}
-			p.Ghosts["n1"] = &pod.Reality{Identity: p.Identity, Node: "n1", Digest: "m1", Revision: 4, State: pod.StateReady, Available: true}
+			p.Ghosts["n1"] = &pod.Reality{
+				Identity: p.Identity, Node: "n1", Digest: "m1", Revision: 4, State: pod.StateReady, Available: true,
+			}
 			s.Nodes["n0"].Alive = false
 			s.Orphans = []reconcile.Orphan{orphan("n2", 0, revision)}
 			s.Requests = []reconcile.Request{forget("r", "n0", p)}

@@ -19,8 +19,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Whatever is lost, unreadable or said by nodes, the status stays so small that it never keeps the pass's transaction from being
-// taken, and what follows from it as well.
+// A status is small, no matter how much is lost, unreadable or reported by nodes. So the transaction of a pass never
+// becomes too large because of it.
 func TestAStatusIsBounded(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
@@ -31,10 +31,13 @@ func TestAStatusIsBounded(t *testing.T) {
 		now := time.Unix(1_700_000_000, 0)
 		nodes := rapid.SampledFrom([]int{0, 1, 7, 1000}).Draw(r, "nodes")
 		s := &reconcile.Snapshot{
-			Now: now, Owner: "f1", RC: rc.RC{ID: "web", Name: "web", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &nodes}}},
+			Now: now, Owner: "f1", RC: rc.RC{
+				ID: "web", Name: "web", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &nodes}},
+			},
 			Nodes: map[string]*node.View{}, Hold: text("hold"), Breaker: text("breaker"),
 		}
-		message, name := text("message"), strings.Repeat("n", rapid.SampledFrom([]int{1, 230}).Draw(r, "length of names"))
+		message, name := text("message"), strings.Repeat("n",
+			rapid.SampledFrom([]int{1, 230}).Draw(r, "length of names"))
 		for i := range nodes {
 			id, at := pod.Identity{RCID: "web", Role: "main", Index: i}, fmt.Sprintf("%s-%d", name, i)
 			s.Nodes[at] = &node.View{Node: node.Node{Name: at}, MachineLost: rapid.Bool().Draw(r, "gone")}
@@ -47,8 +50,12 @@ func TestAStatusIsBounded(t *testing.T) {
 		if rapid.Bool().Draw(r, "there is a status") {
 			s.Previous = &rc.Status{RCID: "web"}
 			for _, rule := range rc.Alerts {
-				s.Previous.Conditions = append(s.Previous.Conditions, rc.Condition{Type: rule.Type, True: true, Reason: message, Since: now})
-				s.Previous.Incidents = append(s.Previous.Incidents, rc.Incident{Key: "k", Type: rule.Type, Reason: message, Since: now})
+				s.Previous.Conditions = append(s.Previous.Conditions, rc.Condition{
+					Type: rule.Type, True: true, Reason: message, Since: now,
+				})
+				s.Previous.Incidents = append(s.Previous.Incidents, rc.Incident{
+					Key: "k", Type: rule.Type, Reason: message, Since: now,
+				})
 			}
 		}
 		plan := reconcile.Compute(s)
@@ -57,11 +64,14 @@ func TestAStatusIsBounded(t *testing.T) {
 		}
 		plan.Block(now, message)
 		left := []pod.Identity{{RCID: "web", Role: "new"}}
-		for i := range s.Pods {
-			s.Pods[i].Avoid = []pod.Avoided{{Node: name, Since: now, Reason: message}, {Node: name + "2", Since: now, Reason: message}}
-			left = append(left, s.Pods[i].Identity)
+		pods := plan.Facts().Pods
+		for i := range pods {
+			pods[i].Avoid = []pod.Avoided{
+				{Node: name, Since: now, Reason: message}, {Node: name + "2", Since: now, Reason: message},
+			}
+			left = append(left, pods[i].Identity)
 		}
-		plan.Short(s, left, message, time.Second)
+		plan.SetUnplaced(left, message, time.Second)
 		plan.BooksDiffer(now, message)
 		var due time.Duration
 		plan.Status.Incidents, due = alert.Track(alert.Input{Before: s.Previous, After: &plan.Status, Now: now})
@@ -76,17 +86,23 @@ func TestAStatusIsBounded(t *testing.T) {
 	})
 }
 
-// Where every condition is true, every incident has been told and is over, and each reason, name and count is as long as it can be,
-// the status is within its bound all the same.
+// A status stays within its limit if all conditions are true, all incidents were raised and have ended, and all
+// reasons, names and numbers have their maximum length.
 func TestAFullStatusIsBounded(t *testing.T) {
 	t.Parallel()
 	const many = math.MaxInt32
-	now, name, long := time.Unix(1_700_000_000, 123_456_789).UTC(), strings.Repeat("n", field.MaxName), strings.Repeat("x", rc.MaxReason+1)
+	now, name, long := time.Unix(1_700_000_000, 123_456_789).UTC(), strings.Repeat("n",
+		field.MaxName), strings.Repeat("x", rc.MaxReason+1)
 	st := rc.Status{
-		RCID: name, ObservedGeneration: math.MaxInt64, Desired: many, Placed: many, Available: many, Stopping: many, Lost: many, Unmanaged: many,
-		Owner: name, LastError: reconcile.Few(slices.Repeat([]string{long}, 10_000)), Epoch: name, Ghosts: many, StoppingLost: many,
+		RCID: name, ObservedGeneration: math.MaxInt64, Desired: many, Placed: many, Available: many, Stopping: many,
+		Lost: many, Unmanaged: many,
+		Owner: name, LastError: reconcile.Few(slices.Repeat([]string{long}, 10_000)), Epoch: name, Ghosts: many,
+		StoppingLost:       many,
 		UnmanagedAvailable: many, Updated: many, UpdatedAvailable: many, StandingBy: many,
-		Failing: slices.Repeat([]rc.PodFailure{{Pod: name + ".2147483647", Node: name, Reason: field.Cut(long, rc.MaxReason), Hopeless: true}}, rc.MaxFailing),
+		Failing: slices.Repeat([]rc.PodFailure{{
+			Pod: name + ".2147483647", Node: name,
+			Reason: field.Cut(long, rc.MaxReason), Hopeless: true,
+		}}, rc.MaxFailing),
 	}
 	alone := statusBytes(t, &st)
 	for _, k := range rc.Kinds {
@@ -96,11 +112,13 @@ func TestAFullStatusIsBounded(t *testing.T) {
 	}
 	for _, rule := range rc.Alerts {
 		st.Incidents = append(st.Incidents, rc.Incident{
-			Key: rc.IncidentKey(name, rule.Type, now), Type: rule.Type, Reason: field.Cut(long, rc.MaxReason), Since: now, AlertedAt: &now, ResolvedAt: &now,
+			Key: rc.IncidentKey(name, rule.Type, now), Type: rule.Type, Reason: field.Cut(long, rc.MaxReason),
+			Since: now, AlertedAt: &now, ResolvedAt: &now,
 		})
 	}
 	if full := statusBytes(t, &st); full > rc.MaxStatusBytes {
-		t.Errorf("%d conditions with %d incidents make a status of %d bytes, some %d each; allowed are %d: raise rc.MaxStatusBytes (docs/contributing.md)",
+		t.Errorf("%d conditions with %d incidents make a status of %d bytes, some %d each; "+
+			"allowed are %d: raise rc.MaxStatusBytes (docs/contributing.md)",
 			len(st.Conditions), len(st.Incidents), full, (full-alone)/len(st.Incidents), rc.MaxStatusBytes)
 	}
 }

@@ -2,52 +2,48 @@ package reconcile
 
 import (
 	"slices"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// clocks replaces times of placements that lie in the future, because the clock of the farm that wrote them was wrong.
-// Waits count from now then, so that none is shorter than it was: what a record says began no later than now.
+// clocks replaces times in placements that lie in the future, because a farm's clock was wrong. Each time starts a
+// wait. A start cannot be later than now, so it becomes now, and no wait gets too short.
 type clocks struct{ losses }
 
-// readRight has the decision see no time in the future. The pods remember whether their placements have any, until note
-// has that written.
-func (s *Snapshot) readRight() {
-	for i := range s.Pods {
-		p, now := &s.Pods[i], s.Now
-		ahead := field.NotAhead(&p.ChangedAt, now)
-		ahead = field.NoneAhead(&p.StoppingSince, now) || ahead
-		ahead = field.NoneAhead(&p.LostSince, now) || ahead
-		ahead = field.NoneAhead(&p.UnmanagedSince, now) || ahead
-		// The lists may be shared with others who have read the record.
-		for j := range p.Placement.Ghosts {
-			if since := p.Placement.Ghosts[j].Since; field.NotAhead(&since, now) {
-				p.Placement.Ghosts = slices.Clone(p.Placement.Ghosts)
-				p.Placement.Ghosts[j].Since, ahead = since, true
-			}
-		}
-		for j := range p.Avoid {
-			if since := p.Avoid[j].Since; field.NotAhead(&since, now) {
-				p.Avoid = slices.Clone(p.Avoid)
-				p.Avoid[j].Since, ahead = since, true
-			}
-		}
-		p.timesAhead = p.timesAhead || ahead
+func (p *Pod) clampTimes(now time.Time) {
+	inFuture := field.NotAhead(&p.ChangedAt, now)
+	for _, mark := range []**time.Time{&p.StoppingSince, &p.LostSince, &p.UnmanagedSince} {
+		inFuture = field.NoneAhead(mark, now) || inFuture
 	}
+	// Other readers of the record share the lists, so clone them.
+	for i := range p.Placement.Ghosts {
+		if since := p.Placement.Ghosts[i].Since; field.NotAhead(&since, now) {
+			p.Placement.Ghosts = slices.Clone(p.Placement.Ghosts)
+			p.Placement.Ghosts[i].Since, inFuture = since, true
+		}
+	}
+	for i := range p.Avoid {
+		if since := p.Avoid[i].Since; field.NotAhead(&since, now) {
+			p.Avoid = slices.Clone(p.Avoid)
+			p.Avoid[i].Since, inFuture = since, true
+		}
+	}
+	p.timesInFuture = inFuture
 }
 
-// note has the times written that the decision was made with, once: with what changes anyway, else alone.
-func (c clocks) note() {
-	for p := range c.s.all() {
-		if !p.timesAhead {
+// record writes the corrected times, which the decision used. If the pod has another change, that change writes them.
+func (c clocks) record() {
+	for p := range c.f.all() {
+		if !p.timesInFuture {
 			continue
 		}
 		next := p.Placement
-		ch := Change{Action: Mark, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: "the record had times in the future, from a clock that was wrong"}
+		ch := p.change(Mark, &next, "the record had times in the future, from a clock that was wrong")
 		if !c.changed[p.Identity] {
 			c.add(ch)
 		} else {
-			c.markInstead(ch)
+			c.recordWithoutMove(ch)
 		}
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// A farm's clock ran an hour ahead. Each time that it left in a placement is replaced by now, once, in the record: what
-// waits for it would wait for an hour.
-func TestTimesAheadAreReplacedOnce(t *testing.T) {
+// A farm's clock was an hour ahead. Each time that it wrote into a placement is replaced by now, once. Otherwise waits
+// that begin at such a time would last an hour longer.
+func TestFutureTimesAreReplacedOnce(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]func(p *pod.Placement, at time.Time){
 		"changed_at":      func(p *pod.Placement, at time.Time) { p.ChangedAt = at },
@@ -19,7 +19,9 @@ func TestTimesAheadAreReplacedOnce(t *testing.T) {
 		"lost_since":      func(p *pod.Placement, at time.Time) { p.LostSince, p.DeadIndex = &at, 7 },
 		"unmanaged_since": func(p *pod.Placement, at time.Time) { p.UnmanagedSince, p.DeadIndex = &at, 7 },
 		"ghosts": func(p *pod.Placement, at time.Time) {
-			p.Ghosts = []pod.Ghost{{Node: "n1", Revision: 3, Since: at.Add(-2 * time.Hour)}, {Node: "n2", Revision: 3, Since: at}}
+			p.Ghosts = []pod.Ghost{
+				{Node: "n1", Revision: 3, Since: at.Add(-2 * time.Hour)}, {Node: "n2", Revision: 3, Since: at},
+			}
 		},
 		"avoid": func(p *pod.Placement, at time.Time) {
 			p.Avoid = []pod.Avoided{{Node: "n1", Since: at.Add(-2 * time.Hour)}, {Node: "n2", Since: at}}
@@ -36,22 +38,25 @@ func TestTimesAheadAreReplacedOnce(t *testing.T) {
 		given := [2]any{append([]pod.Ghost(nil), ghosts...), append([]pod.Avoided(nil), avoid...)}
 		want := p.Placement
 		set(&want, s.Now)
-		for range 2 { // computed again it asks for the same
+		for range 2 { // the second plan from the same snapshot is the same
 			plan := reconcile.Compute(s)
 			if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Mark || plan.Changes[0].Index != 9 {
 				t.Fatalf("%s: changes %v", name, plan.Changes)
 			}
 			got := *plan.Changes[0].Placement
-			if name == "ghosts" || name == "avoid" { // the first lies in the past, and stays
-				if got.Ghosts != nil && (!got.Ghosts[0].Since.Equal(s.Now.Add(-time.Hour)) || !got.Ghosts[1].Since.Equal(s.Now)) ||
-					got.Avoid != nil && (!got.Avoid[0].Since.Equal(s.Now.Add(-time.Hour)) || !got.Avoid[1].Since.Equal(s.Now)) {
+			if name == "ghosts" || name == "avoid" { // the first time is in the past, and is kept
+				if got.Ghosts != nil &&
+					(!got.Ghosts[0].Since.Equal(s.Now.Add(-time.Hour)) || !got.Ghosts[1].Since.Equal(s.Now)) ||
+					got.Avoid != nil &&
+						(!got.Avoid[0].Since.Equal(s.Now.Add(-time.Hour)) || !got.Avoid[1].Since.Equal(s.Now)) {
 					t.Errorf("%s: %+v %+v", name, got.Ghosts, got.Avoid)
 				}
 			} else if !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: %+v, want %+v", name, got, want)
 			}
 		}
-		if !reflect.DeepEqual(given, [2]any{append([]pod.Ghost(nil), ghosts...), append([]pod.Avoided(nil), avoid...)}) {
+		read := [2]any{append([]pod.Ghost(nil), ghosts...), append([]pod.Avoided(nil), avoid...)}
+		if !reflect.DeepEqual(given, read) {
 			t.Errorf("%s: the lists of the record that was read have changed", name)
 		}
 		plan := reconcile.Compute(s)
@@ -64,8 +69,8 @@ func TestTimesAheadAreReplacedOnce(t *testing.T) {
 	}
 }
 
-// A loss that is said to begin in an hour is replaced 30 s from now, and not in an hour and 30 s.
-func TestALossInTheFutureIsWaitedForFromNow(t *testing.T) {
+// If a record has a loss that begins in an hour, the pod is replaced in 30 s, not in an hour and 30 s.
+func TestALossInTheFutureCountsFromNow(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
@@ -83,8 +88,9 @@ func TestALossInTheFutureIsWaitedForFromNow(t *testing.T) {
 	}
 }
 
-// A pod that is to be placed elsewhere takes the times along; where no node is found they are written alone.
-func TestTimesAheadAreWrittenWhereNoNodeIsFound(t *testing.T) {
+// A pod that is placed elsewhere gets the corrected times with that change. If no node is found, the times are written
+// alone.
+func TestFutureTimesAreReplacedIfNoNodeIsFound(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
@@ -95,8 +101,9 @@ func TestTimesAheadAreWrittenWhereNoNodeIsFound(t *testing.T) {
 	if len(plan.Adds) != 1 || len(plan.Changes) != 0 {
 		t.Fatalf("adds %v, changes %v", plan.Adds, plan.Changes)
 	}
-	plan.Unscheduled(s, "out of order")
-	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Mark || !plan.Changes[0].Placement.ChangedAt.Equal(s.Now) {
+	plan.Unscheduled("out of order")
+	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Mark ||
+		!plan.Changes[0].Placement.ChangedAt.Equal(s.Now) {
 		t.Errorf("changes %v", plan.Changes)
 	}
 }

@@ -19,18 +19,22 @@ func many(n int, change func(s *reconcile.Snapshot)) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
 		Now: now, Owner: "f1", Nodes: map[string]*node.View{}, Manifest: &manifest.Manifest{Version: 1, ID: "p"},
 		RC: rc.RC{
-			ID: "rc", Name: "rc", ManifestDigest: "m1", Strategy: rc.Dynamic, Generation: 1, NodeSelector: "zone in (a, b), disk=ssd, !broken",
+			ID: "rc", Name: "rc", ManifestDigest: "m1", Strategy: rc.Dynamic, Generation: 1,
+			NodeSelector:  "zone in (a, b), disk=ssd, !broken",
 			ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &desired}},
 		},
 	}
 	for i := range n {
 		name := fmt.Sprintf("n%05d", i)
 		s.Nodes[name] = &node.View{
-			Node: node.Node{Name: name, Labels: map[string]string{"zone": "a", "disk": "hdd", "rack": "r1"}}, Alive: true,
-			Ops: node.Ops{Labels: map[string]string{"disk": "ssd"}},
+			Node:  node.Node{Name: name, Labels: map[string]string{"zone": "a", "disk": "hdd", "rack": "r1"}},
+			Alive: true,
+			Ops:   node.Ops{Labels: map[string]string{"disk": "ssd"}},
 		}
 		id := pod.Identity{RCID: "rc", Role: "main", Index: i}
-		p := pod.Placement{Identity: id, Node: name, Digest: "m1", RunState: pod.Running, Revision: 7, ChangedAt: now.Add(-time.Hour)}
+		p := pod.Placement{
+			Identity: id, Node: name, Digest: "m1", RunState: pod.Running, Revision: 7, ChangedAt: now.Add(-time.Hour),
+		}
 		r := pod.Reality{Identity: id, Node: name, Digest: "m1", Revision: 7, State: pod.StateReady, Available: true}
 		s.Pods = append(s.Pods, reconcile.Pod{Placement: p, Index: 1, Reality: &r})
 	}
@@ -38,7 +42,7 @@ func many(n int, change func(s *reconcile.Snapshot)) *reconcile.Snapshot {
 	return s
 }
 
-// allocated returns what a function allocates, in objects and bytes. Tests that use it do not run beside others.
+// allocated returns what a function allocates, in objects and bytes. Tests that use it must not run in parallel.
 func allocated(run func()) (objects, bytes float64) {
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -48,14 +52,14 @@ func allocated(run func()) (objects, bytes float64) {
 	return float64(after.Mallocs - before.Mallocs), float64(after.TotalAlloc - before.TotalAlloc)
 }
 
-// What a decision costs for each pod must not grow with the number of pods, and looking at one takes a few objects: no selector is
-// parsed and no labels are copied for it.
-func TestCostOfEachPod(t *testing.T) {
+// The cost of a decision for each pod must not grow with the number of pods. Looking at a pod takes a few objects: no
+// selector is parsed and no labels are copied for it.
+func TestTheCostOfAPodIsConstant(t *testing.T) {
 	const few, lot, objectsPerPod = 500, 4000, 12
 	for name, change := range map[string]func(s *reconcile.Snapshot){
 		"nothing to do": func(*reconcile.Snapshot) {},
 		"scaled down": func(s *reconcile.Snapshot) {
-			least, want := len(s.Pods)-1, len(s.Pods)/2 // the minimum lets one go
+			least, want := len(s.Pods)-1, len(s.Pods)/2 // the minimum lets one pod stop
 			s.RC.MinAvailable, s.RC.ReplicaGroups[0].Count = &least, &want
 			s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "other", Count: &want})
 		},
@@ -68,7 +72,8 @@ func TestCostOfEachPod(t *testing.T) {
 		"replaced": func(s *reconcile.Snapshot) {
 			since := s.Now.Add(-time.Hour)
 			for i := range s.Pods[:len(s.Pods)/2] {
-				s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].MachineLost, s.Pods[i].LostSince = false, true, &since
+				s.Nodes[s.Pods[i].Node].Alive, s.Nodes[s.Pods[i].Node].MachineLost = false, true
+				s.Pods[i].LostSince = &since
 			}
 		},
 		"all drained": func(s *reconcile.Snapshot) {
@@ -86,7 +91,8 @@ func TestCostOfEachPod(t *testing.T) {
 			objects, bytes := cost(few)
 			moreObjects, moreBytes := cost(lot)
 			if moreObjects > 1.5*objects || moreBytes > 2*bytes {
-				t.Errorf("%d pods: %.1f objects and %.0f bytes each; %d pods: %.1f and %.0f", few, objects, bytes, lot, moreObjects, moreBytes)
+				t.Errorf("%d pods: %.1f objects and %.0f bytes each; %d pods: %.1f and %.0f", few, objects, bytes, lot,
+					moreObjects, moreBytes)
 			}
 			if moreObjects > objectsPerPod {
 				t.Errorf("%.1f objects for each pod, want at most %d", moreObjects, objectsPerPod)
@@ -110,7 +116,7 @@ func BenchmarkScaleDown(b *testing.B) {
 	}
 }
 
-// BenchmarkPlace gives nodes to as many pods as there are: its time for each must not grow with their number.
+// BenchmarkPlace finds nodes for pods. The time for each pod must not grow with their number.
 func BenchmarkPlace(b *testing.B) {
 	for _, n := range []int{1000, 5000, 20000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -119,7 +125,7 @@ func BenchmarkPlace(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				for _, id := range plan.Adds {
-					reconcile.NewPlacer(s).On(id, "n00000")
+					plan.Placer().On(id, "n00000")
 				}
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(plan.Adds)), "ns/pod")

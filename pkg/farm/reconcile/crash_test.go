@@ -30,7 +30,8 @@ func reasonOf(plan *reconcile.Plan, t rc.ConditionType) string {
 	return ""
 }
 
-// Pods that crash-loop are counted, and the first few named with how they ended. Another restart changes nothing of that.
+// Crash-looping pods are counted, and the first few are named with how they ended. Another restart does not change the
+// text.
 func TestCrashLoopsAreNamed(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(8)
@@ -42,8 +43,10 @@ func TestCrashLoopsAreNamed(t *testing.T) {
 	}
 	s.Pods[0].RunState = pod.Stopped
 	plan := reconcile.Compute(s)
-	want := "6 pods end again and again soon after their start: main.1 on n1 (web ended with exit status 3), main.2 on n2 (web ended with exit status 3), "
-	if got := reasonOf(&plan, rc.CrashLooping); !strings.HasPrefix(got, want) || !strings.HasSuffix(got, ", and 1 more") || plan.Status.Is(rc.Converged) {
+	want := "6 pods end again and again soon after their start: main.1 on n1 (web ended with exit status 3), " +
+		"main.2 on n2 (web ended with exit status 3), "
+	if got := reasonOf(&plan, rc.CrashLooping); !strings.HasPrefix(got, want) ||
+		!strings.HasSuffix(got, ", and 1 more") || plan.Status.Is(rc.Converged) {
 		t.Errorf("%q, %+v", got, plan.Status)
 	}
 	for i := range 7 {
@@ -62,8 +65,8 @@ func TestCrashLoopsAreNamed(t *testing.T) {
 	}
 }
 
-// On a machine that is lost nothing ends again and again.
-func TestACrashLoopIsOverWithItsMachine(t *testing.T) {
+// On a lost machine no pod is crash-looping.
+func TestALostMachineHasNoCrashLoops(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
@@ -74,8 +77,9 @@ func TestACrashLoopIsOverWithItsMachine(t *testing.T) {
 	}
 }
 
-// A process of a new version that has ended once halts the upgrade, though it runs again, until its pod is available. So does a crash loop.
-func TestAnEndHaltsTheUpgrade(t *testing.T) {
+// If a process of a new version ends once, the upgrade halts until its pod is available, even if the process runs
+// again. A crash loop halts the upgrade too.
+func TestAnEndedProcessHaltsTheUpgrade(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(r *pod.Reality)
@@ -97,14 +101,16 @@ func TestAnEndHaltsTheUpgrade(t *testing.T) {
 		if plan.Status.Is(rc.Blocked) != c.halted || len(plan.Changes) > 0 {
 			t.Errorf("%s: %+v, %v", name, plan.Status, plan.Changes)
 		}
-		if r.State, r.Available, r.Digest, r.Revision = pod.StateReady, true, "m1", 5; len(reconcile.Compute(s).Changes) != 1 {
-			t.Errorf("%s: available, and the upgrade does not go on", name)
+		r.State, r.Available, r.Digest, r.Revision = pod.StateReady, true, "m1", 5
+		if len(reconcile.Compute(s).Changes) != 1 {
+			t.Errorf("%s: the pod is available, and the upgrade does not go on", name)
 		}
 	}
 }
 
-// The last pod of an upgrade that fails is said to be blocked, too. One that has been available before, or is new, is not.
-func TestTheLastPodOfAnUpgradeFails(t *testing.T) {
+// If the last pod of an upgrade fails, the controller is reported as blocked, too. If the pod was available before, or
+// is new, the controller is not reported as blocked.
+func TestAFailedLastPodOfAnUpgradeIsReported(t *testing.T) {
 	t.Parallel()
 	for _, switching := range []bool{true, false} {
 		s := snapshotOf(1)
@@ -117,8 +123,8 @@ func TestTheLastPodOfAnUpgradeFails(t *testing.T) {
 	}
 }
 
-// Pods that are about to be placed may be the room that an upgrade lacks.
-func TestAnUpgradeWithoutRoomWaitsForNewPods(t *testing.T) {
+// An upgrade without a spare pod waits for new pods, which may make it possible.
+func TestAnUpgradeAtTheMinimumWaitsForNewPods(t *testing.T) {
 	t.Parallel()
 	for desired, blocked := range map[int]bool{2: true, 3: false} {
 		s := snapshotOf(desired)
@@ -134,8 +140,8 @@ func TestAnUpgradeWithoutRoomWaitsForNewPods(t *testing.T) {
 	}
 }
 
-// The deadline begins when min_ready could have been over.
-func TestTheDeadlineIsBeyondMinReady(t *testing.T) {
+// The deadline begins at the earliest time at which min_ready can be over.
+func TestTheDeadlineIncludesMinReady(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		ready *field.Duration

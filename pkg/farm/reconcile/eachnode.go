@@ -11,42 +11,35 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// eachNode is what follows from the nodes for a controller that has a pod on each (ADR 24).
+// eachNode is, for a controller with a pod on each matching node, which nodes need a pod and which pods must leave (ADR
+// 24).
 type eachNode struct {
-	nodes   []string                // that ask for a pod and have no copy of one, by name
-	leaving map[pod.Identity]string // pods that must go, with the reason
-	count   int                     // nodes that ask for a pod
-	lost    int                     // of these, those on machines that are lost
-	matches bool                    // the selector matches a node
-	placed  int                     // pods that are meant to run, and those of slipped that stop
-	slipped int                     // pods on nodes that it does not match any more, those that stop included
-	blocked []string                // nodes that ask for a pod and have only such as must go, by name
-	freeing int                     // nodes that ask for a pod, and where the last copy stops
+	nodes     []string                // nodes that need a pod and have no copy, by name
+	leaving   map[pod.Identity]string // pods that must leave, with the reason
+	count     int                     // nodes that need a pod
+	lost      int                     // of count: nodes whose machines are lost
+	matches   bool                    // the selector matches a node
+	placed    int                     // pods that are meant to run, and stopping pods on unmatched nodes
+	unmatched int                     // pods on nodes that the selector does not match any more, also pods that stop
+	blocked   []string                // nodes that need a pod and have only pods that must leave, by name
+	freeing   int                     // nodes that need a pod and on which the last copy stops
 }
 
-// countNodes counts the nodes that ask for a pod, and makes them the count of the record. The pods are in order.
-func (s *Snapshot) countNodes() {
-	if s.RC.EachNode() {
-		s.each = eachNodeOf(s)
-		s.RC = s.RC.CountedBy(s.each.count)
-		s.RC.MaxPerNode, s.rule = 1, nil
-	}
-}
-
-func eachNodeOf(s *Snapshot) *eachNode {
+func eachNodeOf(f *Facts) *eachNode {
 	e := &eachNode{leaving: map[pod.Identity]string{}}
-	served, copies := map[string]bool{}, map[string]bool{} // nodes with the pod that stays there, and with whatever copy
-	running := map[string]bool{}                           // nodes with a pod that is meant to run
-	for p := range s.all() {
+	// served: the nodes whose pod is kept, or that need one. copies: those with any copy.
+	served, copies := map[string]bool{}, map[string]bool{}
+	running := map[string]bool{} // nodes with a pod that is meant to run
+	for p := range f.all() {
 		copies[p.Node] = true
 		running[p.Node] = running[p.Node] || p.RunState == pod.Running
 		for _, g := range p.Placement.Ghosts {
 			copies[g.Node] = true
 		}
-		v := s.Nodes[p.Node]
-		slipped := v != nil && !s.matches(v)
+		v := f.Nodes[p.Node]
+		slipped := v != nil && !f.matches(v)
 		if slipped {
-			e.slipped++
+			e.unmatched++
 		}
 		if slipped || p.RunState == pod.Running {
 			e.placed++
@@ -55,7 +48,7 @@ func eachNodeOf(s *Snapshot) *eachNode {
 		case p.RunState != pod.Running:
 		case slipped:
 			e.leaving[p.Identity] = p.Node + " does not match the selector"
-		case v != nil && v.MustLeave() && !s.rests(p):
+		case v != nil && v.MustLeave() && !f.finished(p):
 			e.leaving[p.Identity] = p.Node + " is drained"
 		case p.Role != rc.DefaultRole:
 			e.leaving[p.Identity] = "no role " + p.Role + " desired"
@@ -63,19 +56,19 @@ func eachNodeOf(s *Snapshot) *eachNode {
 			e.leaving[p.Identity] = p.Node + " has another pod of the controller"
 		default:
 			served[p.Node] = true
-			if s.machineLost(p.Node) {
+			if f.machineLost(p.Node) {
 				e.lost++
 			}
 		}
 	}
-	for _, o := range s.Orphans {
+	for _, o := range f.Orphans {
 		copies[o.Node] = true
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
-		if s.matches(s.Nodes[name]) {
+	for _, name := range slices.Sorted(maps.Keys(f.Nodes)) {
+		if f.matches(f.Nodes[name]) {
 			e.matches = true
 		}
-		if !served[name] && s.eligible(name) {
+		if !served[name] && f.eligible(name) {
 			served[name] = true
 			switch {
 			case !copies[name]:
@@ -91,71 +84,70 @@ func eachNodeOf(s *Snapshot) *eachNode {
 	return e
 }
 
-// What is more than a slip of a selector or a label may take of a controller's pods at once: as of the mass-stop breaker, which counts the pods
-// of all controllers of a farm.
-const slipLeast = 10
+// minUnmatched guards against a mistake in a selector or a label. At the same time, either fewer than minUnmatched pods
+// may leave their nodes, or at most half of the pods.
+const minUnmatched = 10
 
-// maySlip returns why pods stay on nodes that the selector does not match any more, "" where they may go (P4). Pods that stop already count,
-// or labels that are lost one after the other would take all pods in small portions.
-func (s *Snapshot) maySlip() string {
-	e := s.each
+// whyUnmatchedStay returns why pods are kept on nodes that the selector does not match any more, "" if they may stop
+// (P4). Pods that are stopping are in the count. Otherwise nodes that lost their labels one by one would stop all pods.
+func (f *Facts) whyUnmatchedStay() string {
+	e := f.each
 	switch {
-	case AllowsMassStop(&s.RC) && !s.massStopUsed():
+	case AllowsMassStop(&f.RC) && !massStopUsed(f):
 		return ""
 	case !e.matches:
 		return "no node matches; if that is right, change the controller with --allow-mass-stop, or drain the nodes"
-	case e.slipped >= slipLeast && 2*e.slipped > e.placed:
-		return fmt.Sprintf("%d nodes of %d with its pods match no more; if that is right, change the controller with --allow-mass-stop", e.slipped, e.placed)
+	case e.unmatched >= minUnmatched && 2*e.unmatched > e.placed:
+		return fmt.Sprintf("%d nodes of %d with its pods match no more; "+
+			"if that is right, change the controller with --allow-mass-stop", e.unmatched, e.placed)
 	}
 	return ""
 }
 
-// massStopUsed reports whether what the last change of the controller allows is done with: it has been as the change asks for, so that what slips
-// later slips by itself. A farm of a former version says in a status no more than that the controller is converged.
-func (s *Snapshot) massStopUsed() bool {
-	was, generation := s.Previous, s.RC.Generation
-	return s.each != nil && was != nil && (was.MassStopUsed == generation || was.ObservedGeneration == generation && was.Is(rc.Converged))
+// massStopUsed reports whether the controller has once reached the state that its last change asks for, so that
+// change's permission is used up. A status of a farm before MassStopUsed shows only whether the controller has
+// converged.
+func massStopUsed(f *Facts) bool {
+	was, generation := f.Previous, f.RC.Generation
+	return f.each != nil && was != nil &&
+		(was.MassStopUsed == generation || was.ObservedGeneration == generation && was.Is(rc.Converged))
 }
 
-// WantedNodes returns the nodes that pods are to be placed on, by name, where the controller has one on each node; ok is false for others. It
-// is known once the plan is computed.
-func (s *Snapshot) WantedNodes() (names []string, ok bool) {
-	if s.each == nil {
-		return nil, false
+// EachNodeSelector returns the selector of a controller with a pod on each matching node; nil for other controllers,
+// and if the selector cannot be read.
+func (f *Facts) EachNodeSelector() labels.Selector {
+	if f.each == nil {
+		return nil
 	}
-	return s.each.nodes, true
+	return f.rule.Selector
 }
 
-// Follows returns the selector of the nodes of which each has a pod of the controller; nil: of another controller, or it cannot be read.
-func (s *Snapshot) Follows() labels.Selector {
-	if rule, err := s.Rule(); s.RC.EachNode() && err == nil {
-		return rule.Selector
-	}
-	return nil
-}
+// WantedNodes returns the nodes for the plan's adds, by name. ok is false unless the controller has a pod on each
+// matching node.
+func (p *Plan) WantedNodes() (names []string, ok bool) { return p.nodes, p.nodes != nil }
 
-// follow stops pods on nodes that do not ask for one any more, and asks for one on each node that does.
-func (c *scaling) follow(spare *int) {
-	for _, p := range c.leavers() {
-		if c.changed[p.Identity] || kept(c.s, p) != "" {
+func (s *scaling) scaleEachNode(spare *int) {
+	for _, p := range s.leavers() {
+		if s.changed[p.Identity] || whyNotMoved(s.f, p) != "" {
 			continue
 		}
-		c.remove([]*Pod{p}, 1, spare, c.s.each.leaving[p.Identity])
-		if !c.changed[p.Identity] && c.s.Hold == "" && c.s.Breaker == "" {
-			c.block(fmt.Sprintf("%s.%d must leave %s, but a minimum of %d available replicas leaves no room", p.Role, p.Identity.Index, p.Node, c.limits.least))
+		s.remove([]*Pod{p}, 1, spare, s.f.each.leaving[p.Identity])
+		if !s.changed[p.Identity] && s.f.Hold == "" && s.f.Breaker == "" {
+			s.block(fmt.Sprintf("%s must leave %s, but a minimum of %d available replicas leaves no spare pod",
+				name(p.Identity), p.Node, s.limits.minimum))
 		}
 	}
-	wanted := setOfNodes(c.s.each.nodes)
-	for i := range c.plan.Changes {
-		if next := c.plan.Changes[i].Placement; next != nil {
-			delete(wanted, next.Node) // adopted in this very plan
+	wanted := setOfNodes(s.f.each.nodes)
+	for i := range s.plan.Changes {
+		if next := s.plan.Changes[i].Placement; next != nil {
+			delete(wanted, next.Node) // this plan has adopted a pod there
 		}
 	}
-	c.s.each.nodes = slices.Sorted(maps.Keys(wanted))
-	n := min(len(wanted), c.mayCome())
-	c.later = len(wanted) - n
-	if c.mayAdd() {
-		c.place(rc.DefaultRole, nil, n, &n)
+	s.plan.nodes = append([]string{}, slices.Sorted(maps.Keys(wanted))...)
+	n := min(len(wanted), s.addsInStage())
+	s.later = len(wanted) - n
+	if s.mayAdd() {
+		s.place(rc.DefaultRole, nil, n, &n)
 	}
 }
 
@@ -167,11 +159,11 @@ func setOfNodes(names []string) map[string]bool {
 	return set
 }
 
-// leastOfItsOwn returns how many available pods the controller itself must keep. Where it has one on each node, machines that are lost ask for
-// none unless a document says so: in a large fleet some are at any time.
-func (s *Snapshot) leastOfItsOwn() int {
-	if s.each != nil && s.RC.MinAvailable == nil {
-		return max(0, s.each.count-s.each.lost-1)
+// ownMinimum returns how many available pods the controller itself must keep. With a pod on each node, lost machines
+// lower the minimum unless min_available is set, because in a large cluster some machines are always lost.
+func ownMinimum(f *Facts) int {
+	if f.each != nil && f.RC.MinAvailable == nil {
+		return max(0, f.each.count-f.each.lost-1)
 	}
-	return s.RC.MinimumAvailable()
+	return f.RC.MinimumAvailable()
 }

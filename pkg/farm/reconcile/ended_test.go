@@ -33,7 +33,7 @@ func jobs(pods, desired int) *reconcile.Snapshot {
 	return s
 }
 
-// ends has a pod's processes end with an exit status.
+// ends makes a pod's processes end with an exit status.
 func ends(s *reconcile.Snapshot, i, code int) {
 	r := s.Pods[i].Reality
 	r.Available, r.State, r.LastExit = false, pod.StateEnded, &pod.Exit{Launchable: "main", Code: code}
@@ -42,7 +42,7 @@ func ends(s *reconcile.Snapshot, i, code int) {
 	}
 }
 
-// leaves are reasons why a pod on n0 would have to leave its node, or be placed elsewhere.
+// leaves are reasons for which a pod on n0 would have to leave its node, or be placed elsewhere.
 var leaves = map[string]func(s *reconcile.Snapshot){
 	"drained": func(s *reconcile.Snapshot) { s.Nodes["n0"].Ops.Drain = &node.Drain{Since: s.Now.Add(-time.Hour)} },
 	"drained by force": func(s *reconcile.Snapshot) {
@@ -72,15 +72,17 @@ var leaves = map[string]func(s *reconcile.Snapshot){
 	},
 }
 
-// elsewhere reports whether a plan stops the pod on n0 where it is, or places it elsewhere.
+// elsewhere reports whether a plan stops the pod on n0 or places it elsewhere.
 func elsewhere(s *reconcile.Snapshot, plan *reconcile.Plan) bool {
 	id := s.Pods[0].Identity
 	return slices.Contains(plan.Adds, id) || slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool {
-		return ch.Identity == id && (ch.Placement == nil || ch.Placement.RunState != pod.Running || ch.Placement.Node != "n0")
+		return ch.Identity == id &&
+			(ch.Placement == nil || ch.Placement.RunState != pod.Running || ch.Placement.Node != "n0")
 	})
 }
 
-// A pod that runs once and has ended stays where it ran, whatever becomes of its node: elsewhere it would run again.
+// A pod that runs once and has ended stays where it ran, even if its node is lost or drained: another node would run it
+// again.
 func TestAnEndedPodStaysWhereItRan(t *testing.T) {
 	t.Parallel()
 	for reason, leave := range leaves {
@@ -91,9 +93,11 @@ func TestAnEndedPodStaysWhereItRan(t *testing.T) {
 			"it runs": {func(s *reconcile.Snapshot) {
 				s.Pods[0].Reality.State, s.Pods[0].Reality.Available = pod.StateRunning, false
 			}, true},
-			"it has ended":                  {func(s *reconcile.Snapshot) { ends(s, 0, 0) }, false},
-			"it has failed":                 {func(s *reconcile.Snapshot) { ends(s, 0, 3) }, false},
-			"before its revision was moved": {func(s *reconcile.Snapshot) { ends(s, 0, 0); s.Pods[0].Reality.Revision-- }, false},
+			"it has ended":  {func(s *reconcile.Snapshot) { ends(s, 0, 0) }, false},
+			"it has failed": {func(s *reconcile.Snapshot) { ends(s, 0, 3) }, false},
+			"before its revision was moved": {
+				func(s *reconcile.Snapshot) { ends(s, 0, 0); s.Pods[0].Reality.Revision-- }, false,
+			},
 			"one process of two runs on": {func(s *reconcile.Snapshot) {
 				ends(s, 0, 3)
 				s.Manifest, s.Pods[0].Reality.AllEnded = once(manifest.RestartNever, manifest.RestartNever), false
@@ -102,9 +106,13 @@ func TestAnEndedPodStaysWhereItRan(t *testing.T) {
 				ends(s, 0, 0)
 				s.Manifest = once(manifest.RestartNever, manifest.RestartAlways)
 			}, true},
-			"another state":        {func(s *reconcile.Snapshot) { ends(s, 0, 3); s.Pods[0].Reality.State = pod.StateStarting }, true},
-			"the digest of before": {func(s *reconcile.Snapshot) { ends(s, 0, 0); s.Pods[0].Reality.Digest = "m0" }, true},
-			"nothing is reported":  {func(s *reconcile.Snapshot) { s.Pods[0].Reality = nil }, true},
+			"another state": {
+				func(s *reconcile.Snapshot) { ends(s, 0, 3); s.Pods[0].Reality.State = pod.StateStarting }, true,
+			},
+			"the digest of before": {
+				func(s *reconcile.Snapshot) { ends(s, 0, 0); s.Pods[0].Reality.Digest = "m0" }, true,
+			},
+			"nothing is reported": {func(s *reconcile.Snapshot) { s.Pods[0].Reality = nil }, true},
 		} {
 			s := jobs(1, 1)
 			leave(s)
@@ -112,49 +120,73 @@ func TestAnEndedPodStaysWhereItRan(t *testing.T) {
 			plan := reconcile.Compute(s)
 			moves := elsewhere(s, &plan)
 			if moves != c.moves {
-				t.Errorf("%s, %s: it leaves its node: %v, want %v; adds %v, changes %v", reason, how, moves, c.moves, plan.Adds, plan.Changes)
+				t.Errorf("%s, %s: it leaves its node: %v, want %v; adds %v, changes %v", reason, how, moves, c.moves,
+					plan.Adds, plan.Changes)
 			}
-			if !c.moves && (reasonOf(&plan, rc.Blocked) != "" && (reason != "stuck after it moved" || s.Pods[0].Reality.State == pod.StateEnded) || reasonOf(&plan, rc.Misplaced) != "") {
+			if !c.moves &&
+				(reasonOf(&plan, rc.Blocked) != "" &&
+					(reason != "stuck after it moved" || s.Pods[0].Reality.State == pod.StateEnded) ||
+					reasonOf(&plan, rc.Misplaced) != "") {
 				t.Errorf("%s, %s: %+v", reason, how, plan.Status.Conditions)
 			}
 		}
 	}
 }
 
-// What has ended with status 0 is as it should be, also on a node that is drained or lost; another status says what is
-// wrong.
+// A pod that has ended with status 0 is as it should be, also on a drained or lost node. Any other status is reported.
 func TestAnEndedPodCountsAsConverged(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(s *reconcile.Snapshot)
 		want   bool
-		says   string
+		reason string
 	}{
-		"one has ended, one is available": {func(s *reconcile.Snapshot) { ends(s, 0, 0) }, true, "1 of 2 replicas available, 1 ended with status 0"},
-		"both have ended":                 {func(s *reconcile.Snapshot) { ends(s, 0, 0); ends(s, 1, 0) }, true, "0 of 2 replicas available, 2 ended with status 0"},
-		"none has":                        {func(*reconcile.Snapshot) {}, true, "2 of 2 replicas available"},
+		"one has ended, one is available": {
+			func(s *reconcile.Snapshot) { ends(s, 0, 0) }, true, "1 of 2 replicas available, 1 ended with status 0",
+		},
+		"both have ended": {
+			func(s *reconcile.Snapshot) { ends(s, 0, 0); ends(s, 1, 0) }, true,
+			"0 of 2 replicas available, 2 ended with status 0",
+		},
+		"none has": {func(*reconcile.Snapshot) {}, true, "2 of 2 replicas available"},
 		"one has failed": {func(s *reconcile.Snapshot) {
 			ends(s, 0, 0)
 			ends(s, 1, 3)
 			s.Pods[1].Reality.Message = "main ended with exit status 3"
-		}, false, "0 of 2 replicas available, 1 ended with status 0, 2 placed; waiting for main.1 on n1 (failed: main ended with exit status 3)"},
-		"it is on a drained node": {func(s *reconcile.Snapshot) { ends(s, 0, 0); leaves["drained"](s) }, true, "1 of 2 replicas available, 1 ended with status 0"},
-		"it is on a lost node":    {func(s *reconcile.Snapshot) { ends(s, 0, 0); leaves["lost"](s) }, true, "1 of 2 replicas available, 1 ended with status 0"},
-		"one is missing":          {func(s *reconcile.Snapshot) { ends(s, 0, 0); s.Pods = s.Pods[:1] }, false, "0 of 2 replicas available, 1 ended with status 0, 1 placed"},
-		"one is too many":         {func(s *reconcile.Snapshot) { ends(s, 0, 0); s.RC.ReplicaGroups[0].Count = count(1) }, false, "1 of 1 replicas available, 1 ended with status 0, 2 placed"},
-		"it is restarted":         {func(s *reconcile.Snapshot) { ends(s, 0, 0); s.Manifest = once(manifest.RestartAlways) }, false, "1 of 2 replicas available, 2 placed; waiting for main.0 on n0 (ended)"},
+		}, false, "0 of 2 replicas available, 1 ended with status 0, 2 placed; " +
+			"waiting for main.1 on n1 (failed: main ended with exit status 3)"},
+		"it is on a drained node": {
+			func(s *reconcile.Snapshot) { ends(s, 0, 0); leaves["drained"](s) }, true,
+			"1 of 2 replicas available, 1 ended with status 0",
+		},
+		"it is on a lost node": {
+			func(s *reconcile.Snapshot) { ends(s, 0, 0); leaves["lost"](s) }, true,
+			"1 of 2 replicas available, 1 ended with status 0",
+		},
+		"one is missing": {
+			func(s *reconcile.Snapshot) { ends(s, 0, 0); s.Pods = s.Pods[:1] }, false,
+			"0 of 2 replicas available, 1 ended with status 0, 1 placed",
+		},
+		"one is too many": {
+			func(s *reconcile.Snapshot) { ends(s, 0, 0); s.RC.ReplicaGroups[0].Count = count(1) }, false,
+			"1 of 1 replicas available, 1 ended with status 0, 2 placed",
+		},
+		"it is restarted": {
+			func(s *reconcile.Snapshot) { ends(s, 0, 0); s.Manifest = once(manifest.RestartAlways) }, false,
+			"1 of 2 replicas available, 2 placed; waiting for main.0 on n0 (ended)",
+		},
 	} {
 		s := jobs(2, 2)
 		c.change(s)
 		plan := reconcile.Compute(s)
 		i := slices.IndexFunc(plan.Status.Conditions, func(cond rc.Condition) bool { return cond.Type == rc.Converged })
-		if got := plan.Status.Conditions[i]; got.True != c.want || got.Reason != c.says {
-			t.Errorf("%s: converged %v: %s; want %v: %s", name, got.True, got.Reason, c.want, c.says)
+		if got := plan.Status.Conditions[i]; got.True != c.want || got.Reason != c.reason {
+			t.Errorf("%s: converged %v: %s; want %v: %s", name, got.True, got.Reason, c.want, c.reason)
 		}
 	}
 }
 
-// A new manifest, fewer replicas and a deletion are for an ended pod what they are for any other.
+// A new manifest, a lower count and a deletion change an ended pod like any other pod.
 func TestAnEndedPodIsChangedLikeAnyOther(t *testing.T) {
 	t.Parallel()
 	deleted := func(s *reconcile.Snapshot) { s.RC.DeletedAt = &s.Now }
@@ -185,17 +217,17 @@ func TestAnEndedPodIsChangedLikeAnyOther(t *testing.T) {
 			}
 			switch plan := reconcile.Compute(s); {
 			case plan.Status.Is(rc.Converged):
-				t.Errorf("%s, status %d: it is converged", name, code)
-			case c.want == "" && !slices.Contains(plan.Adds, s.Pods[0].Identity), c.want != "" && (len(plan.Changes) != 1 || plan.Changes[0].Action != c.want):
+				t.Errorf("%s, status %d: the controller has converged", name, code)
+			case c.want == "" && !slices.Contains(plan.Adds, s.Pods[0].Identity), c.want != "" &&
+				(len(plan.Changes) != 1 || plan.Changes[0].Action != c.want):
 				t.Errorf("%s, status %d: adds %v, changes %v, want %q", name, code, plan.Adds, plan.Changes, c.want)
 			}
 		}
 	}
 }
 
-// An ended pod is not available, and nothing that is done counts on it (P6); but one that has done its work holds up
-// nobody.
-func TestAnEndedPodIsNoneOfTheMinimum(t *testing.T) {
+// An ended pod is not available for the minimum (P6). A pod that has done its work delays no other pod.
+func TestAnEndedPodIsNotAvailable(t *testing.T) {
 	t.Parallel()
 	s := jobs(3, 3)
 	s.RC.MinAvailable = count(2)
@@ -210,7 +242,7 @@ func TestAnEndedPodIsNoneOfTheMinimum(t *testing.T) {
 	ends(s, 0, 0)
 	s.Nodes["n1"].Ops.Drain, s.RC.MaxSurge = &node.Drain{Since: s.Now}, count(0)
 	plan = reconcile.Compute(s)
-	blocked(t, &plan, "main.1 must leave n1, but 2 available replicas and a minimum of 2 leave no room")
+	blocked(t, &plan, "main.1 must leave n1, but 2 available replicas and a minimum of 2 leave no spare pod")
 	if len(plan.Changes)+len(plan.Adds) != 0 {
 		t.Errorf("drained: %v, %v", plan.Changes, plan.Adds)
 	}
@@ -223,9 +255,9 @@ func TestAnEndedPodIsNoneOfTheMinimum(t *testing.T) {
 	blocked(t, &plan, "main.1 must leave n1")
 }
 
-// An upgrade goes on after a pod that has ended with the new manifest, and not after one that has failed. What only the
-// version of before needed is given back.
-func TestAnUpgradeGoesOnAfterAnEnd(t *testing.T) {
+// If a pod with the new manifest ends with status 0, the upgrade continues with the next pod. If it fails, the upgrade
+// does not continue. The part of the share that only the former version needed is given back.
+func TestAnUpgradeGoesOnAfterAPodEnds(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[int][]string{0: {"main.1 p m2"}, 3: nil} {
 		s := jobs(2, 2)
@@ -239,15 +271,17 @@ func TestAnUpgradeGoesOnAfterAnEnd(t *testing.T) {
 		}
 		s.Pods[0].Switching = true
 		plan = reconcile.Compute(s)
-		finished := slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.FinishUpgrade })
+		finished := slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool {
+			return ch.Action == reconcile.FinishUpgrade
+		})
 		if finished != (code == 0) {
 			t.Errorf("status %d: the upgrade is finished: %v", code, finished)
 		}
 	}
 }
 
-// A pod that ends where it was moved to has arrived: its former copies stop, unless the minimum needs one of them.
-func TestAPodEndsWhereItWasMovedTo(t *testing.T) {
+// A pod that ends on its new node has arrived: its former copies stop, unless the minimum needs one of them.
+func TestAMovedPodArrivesWhenItEnds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		available bool // the former copy
@@ -256,9 +290,13 @@ func TestAPodEndsWhereItWasMovedTo(t *testing.T) {
 		stops     []string
 		blocked   string
 	}{
-		"the former copy is not available":      {false, 1, 0, []string{"n2"}, ""},
-		"it is, and the minimum allows":         {true, 1, 0, []string{"n2"}, ""},
-		"it is, and the minimum needs it":       {true, 2, 0, nil, "main.0 has ended on n0, and its former copy stays: 2 available replicas and a minimum of 2 leave no room"},
+		"the former copy is not available": {false, 1, 0, []string{"n2"}, ""},
+		"it is, and the minimum allows":    {true, 1, 0, []string{"n2"}, ""},
+		"it is, and the minimum needs it": {
+			true, 2, 0, nil,
+			"main.0 has ended on n0, and its former copy stays: " +
+				"2 available replicas and a minimum of 2 leave no spare pod",
+		},
 		"it has failed, and the former one not": {true, 2, 3, []string{"n0"}, ""},
 	} {
 		s := jobs(2, 2)
@@ -284,19 +322,21 @@ func TestAPodEndsWhereItWasMovedTo(t *testing.T) {
 	}
 }
 
-// With a pod on each node one that has ended stays on its drained node: it would run again when the drain ends. A node
-// that is not selected any more asks for none.
+// With a pod on each node, an ended pod stays on its drained node: otherwise the node would run it again after the
+// drain. A node that is not selected any more needs no pod.
 func TestAnEndedPodStaysOnEachNode(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(s *reconcile.Snapshot)
 		stops  []string
 	}{
-		"it runs":                {func(s *reconcile.Snapshot) { leaves["drained"](s) }, []string{"n0"}},
-		"it has ended":           {func(s *reconcile.Snapshot) { ends(s, 0, 0); leaves["drained"](s) }, nil},
-		"it has failed":          {func(s *reconcile.Snapshot) { ends(s, 0, 3); leaves["drained by force"](s) }, nil},
-		"it is not selected":     {func(s *reconcile.Snapshot) { ends(s, 0, 0); relabel(s, "n0") }, []string{"n0"}},
-		"it has a second of its": {func(s *reconcile.Snapshot) { ends(s, 0, 0); ends(s, 1, 0); s.Pods[1].Node = "n0" }, []string{"n0"}},
+		"it runs":            {func(s *reconcile.Snapshot) { leaves["drained"](s) }, []string{"n0"}},
+		"it has ended":       {func(s *reconcile.Snapshot) { ends(s, 0, 0); leaves["drained"](s) }, nil},
+		"it has failed":      {func(s *reconcile.Snapshot) { ends(s, 0, 3); leaves["drained by force"](s) }, nil},
+		"it is not selected": {func(s *reconcile.Snapshot) { ends(s, 0, 0); relabel(s, "n0") }, []string{"n0"}},
+		"it has a second of its": {
+			func(s *reconcile.Snapshot) { ends(s, 0, 0); ends(s, 1, 0); s.Pods[1].Node = "n0" }, []string{"n0"},
+		},
 	} {
 		s := eachOf(3)
 		s.Manifest = once(manifest.RestartNever)
@@ -311,16 +351,17 @@ func TestAnEndedPodStaysOnEachNode(t *testing.T) {
 	}
 }
 
-// Whatever happens, a pod that its node says has ended is on no other node after a pass unless it runs another manifest
-// there, or is found or was left running there; and a pass keeps to all that it keeps to elsewhere.
-func TestAnyHistoryLeavesWhatHasEnded(t *testing.T) {
+// After any history and pass, a pod that has ended on its node is on no other node, unless it runs another manifest
+// there, was found there, or a former copy of it runs there. The other rules of passes hold too.
+func TestAnyHistoryKeepsEndedPods(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld()
 		w.ended = map[at]string{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			if rapid.IntRange(0, 3).Draw(t, "what") == 0 {
-				if where, ok := draw(t, w.copies); ok && w.copies[where].State == pod.Running && w.nodes[where.node].Alive {
+				if where, ok := draw(t, w.copies); ok && w.copies[where].State == pod.Running &&
+					w.nodes[where.node].Alive {
 					w.ended[where] = w.copies[where].Digest
 					w.report(where)
 				}
@@ -331,8 +372,11 @@ func TestAnyHistoryLeavesWhatHasEnded(t *testing.T) {
 			for id, was := range before {
 				r, here := w.reality[at{was.Node, id}], w.pods[id]
 				left := slices.ContainsFunc(was.Ghosts, func(g pod.Ghost) bool { return g.Node == here.Node })
-				again := was.RunState == pod.Running && here.RunState == pod.Running && here.Digest == was.Digest && here.Node != was.Node
-				if again && !left && here.AdoptedAtGeneration == 0 && here.Revision > was.Revision && r.Ended(was.Digest) { // it was not found there
+				again := was.RunState == pod.Running && here.RunState == pod.Running && here.Digest == was.Digest &&
+					here.Node != was.Node
+				// it was not found there
+				if again && !left && here.AdoptedAtGeneration == 0 && here.Revision > was.Revision &&
+					r.Ended(was.Digest) {
 					t.Fatalf("%s has ended on %s and is moved to %s", id, was.Node, here.Node)
 				}
 			}

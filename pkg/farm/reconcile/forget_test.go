@@ -16,16 +16,20 @@ func forget(id, on string, p *reconcile.Pod) reconcile.Request {
 	return reconcile.Request{ID: id, Forget: true, Node: on, Pod: p.Identity, NodeIndex: 5, Declared: 5}
 }
 
-// What is forgotten is so on condition that its node stays dead. A second request about the pod waits for the next pass.
-func TestForgettingDependsOnTheNode(t *testing.T) {
+// A copy is forgotten on condition that its node is still dead. A second request about the pod waits for the next pass.
+func TestForgettingNeedsADeadNode(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	p := running(0, "n0", 5, 0)
 	p.Placement.Ghosts = []pod.Ghost{{Node: "n1", Revision: 4}}
 	s.Pods = []reconcile.Pod{p}
-	s.Requests = []reconcile.Request{forget("first", "n1", &p), forget("second", "n0", &p), {ID: "node lives", Forget: true, Alive: true, Node: "n0", Pod: p.Identity}}
+	s.Requests = []reconcile.Request{
+		forget("first", "n1", &p), forget("second", "n0", &p),
+		{ID: "node lives", Forget: true, Alive: true, Node: "n0", Pod: p.Identity},
+	}
 	plan := reconcile.Compute(s)
-	if len(plan.Changes) != 1 || !slices.Equal(plan.Changes[0].NeedsDead, []reconcile.DeadNode{{Name: "n1", Index: 5}}) {
+	if len(plan.Changes) != 1 ||
+		!slices.Equal(plan.Changes[0].NeedsDead, []reconcile.DeadNode{{Name: "n1", Index: 5}}) {
 		t.Errorf("changes %+v", plan.Changes)
 	}
 	if got := answers(&plan); !slices.Equal(got, []string{"first", "node lives"}) {
@@ -48,15 +52,17 @@ func TestForgettingWaitsForTheBreaker(t *testing.T) {
 		s.Pods = []reconcile.Pod{p}
 		s.Requests = []reconcile.Request{forget("r", "n0", &p)}
 		plan := reconcile.Compute(s)
-		i := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.NeedsDead != nil && ch.Action != reconcile.Mark })
+		i := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool {
+			return ch.NeedsDead != nil && ch.Action != reconcile.Mark
+		})
 		if waits := breaker != ""; waits != (i < 0) || waits != (len(answers(&plan)) == 0) {
 			t.Errorf("breaker %q: answered %v, changes %+v", breaker, answers(&plan), plan.Changes)
 		}
 	}
 }
 
-// moved is a controller of one whose pod is on n0, which has died and is declared gone, while former copies are elsewhere. What
-// those with the revision zero report is that they are available, at another manifest.
+// moved is a controller with one pod on n0. n0 has died, and an operator declares the pod there gone. Former copies are
+// on other nodes. The former copies with revision zero are reported as available, with another manifest.
 func moved(ghosts ...pod.Ghost) *reconcile.Snapshot {
 	s := snapshotOf(1)
 	least := 1
@@ -77,7 +83,7 @@ func moved(ghosts ...pod.Ghost) *reconcile.Snapshot {
 	return s
 }
 
-// carriedOut makes the pod what a change says, with the reports that it had of its nodes.
+// carriedOut applies a change to the pod, and keeps the reports of its nodes.
 func carriedOut(s *reconcile.Snapshot, ch *reconcile.Change) {
 	p := &s.Pods[0]
 	reports := p.Ghosts
@@ -89,8 +95,8 @@ func carriedOut(s *reconcile.Snapshot, ch *reconcile.Change) {
 	s.Now = s.Now.Add(time.Second)
 }
 
-// A pod that moves is available where it comes from. That its new node dies and is declared gone is no reason to stop it there,
-// so neither the breaker nor nodes that have not spoken keep it from having the copy that runs.
+// A pod that moves is available on its former node. If its new node dies and is declared gone, nothing stops on the
+// former node, so neither the breaker nor a hold prevents that the former copy becomes the pod.
 func TestForgettingTheNewCopyKeepsTheOldOne(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*reconcile.Snapshot){
@@ -106,14 +112,17 @@ func TestForgettingTheNewCopyKeepsTheOldOne(t *testing.T) {
 		change(s)
 		ch := only(t, s, reconcile.Return)
 		p := ch.Placement
-		if p.Node != "n1" || p.RunState != pod.Running || p.Digest != "m0" || p.Revision <= 5 || len(p.Ghosts) != 0 || p.LostSince != nil || p.StoppingSince != nil {
+		if p.Node != "n1" || p.RunState != pod.Running || p.Digest != "m0" || p.Revision <= 5 || len(p.Ghosts) != 0 ||
+			p.LostSince != nil || p.StoppingSince != nil {
 			t.Errorf("%s: the placement is %+v", name, *p)
 		}
 		wantPorts(t, name, p.Ports, ports)
-		if len(ch.Intents) != 2 || ch.Intents[0] != (reconcile.IntentChange{Node: "n0"}) || ch.Intents[1].Node != "n1" || !sameIntent(*ch.Intents[1].Intent, p.Intent()) {
+		if len(ch.Intents) != 2 || ch.Intents[0] != (reconcile.IntentChange{Node: "n0"}) ||
+			ch.Intents[1].Node != "n1" || !sameIntent(*ch.Intents[1].Intent, p.Intent()) {
 			t.Errorf("%s: the intents are %+v", name, ch.Intents)
 		}
-		if ch.NeedsDead == nil || ch.NeedsBreaker || !ch.NeedsSchema || !slices.Equal(ch.Answers, []string{"r"}) || len(ch.Reserve) != 1 || ch.Reserve[0].Node != "n0" {
+		if ch.NeedsDead == nil || ch.NeedsBreaker || !ch.NeedsSchema || !slices.Equal(ch.Answers, []string{"r"}) ||
+			len(ch.Reserve) != 1 || ch.Reserve[0].Node != "n0" {
 			t.Errorf("%s: the change is %+v", name, ch)
 		}
 	}
@@ -123,8 +132,9 @@ func sameIntent(a, b pod.Intent) bool {
 	return a.Digest == b.Digest && a.State == b.State && a.Revision == b.Revision
 }
 
-// A placement names the death of a machine as of now, or a node that is back meanwhile would be lost by another death.
-func TestACopyThatIsKeptOnALostMachineIsLostWithIt(t *testing.T) {
+// A placement names the present death of a machine. Otherwise a node that came back since would still be lost because
+// of its earlier death.
+func TestAFormerCopyOnALostMachineBecomesALostPod(t *testing.T) {
 	t.Parallel()
 	s := moved(pod.Ghost{Node: "n1"})
 	v := s.Nodes["n1"]
@@ -136,8 +146,8 @@ func TestACopyThatIsKeptOnALostMachineIsLostWithIt(t *testing.T) {
 	}
 }
 
-// A node that had to be left still has to be, in its turn.
-func TestACopyThatIsKeptLeavesItsDrainedNodeLater(t *testing.T) {
+// A former copy that becomes the pod again on a drained node leaves that node later.
+func TestAFormerCopyLeavesItsDrainedNodeLater(t *testing.T) {
 	t.Parallel()
 	for _, force := range []bool{false, true} {
 		s := moved(pod.Ghost{Node: "n1"})
@@ -155,19 +165,21 @@ func TestACopyThatIsKeptLeavesItsDrainedNodeLater(t *testing.T) {
 	}
 }
 
-// Of several former copies that run, the one that counts is kept; one that was asked to stop never is.
-func TestTheFormerCopyThatCountsIsKept(t *testing.T) {
+// Of several former copies that run, the available one becomes the pod. A copy that was asked to stop never becomes the
+// pod.
+func TestTheAvailableFormerCopyIsKept(t *testing.T) {
 	t.Parallel()
 	s := moved(pod.Ghost{Node: "n1", Revision: 4}, pod.Ghost{Node: "n2"}, pod.Ghost{Node: "n3"})
 	s.Pods[0].Ghosts["n2"].Available = false
 	ch := only(t, s, reconcile.Return)
-	if left := ghostsOf(ch.Placement); ch.Placement.Node != "n3" || !slices.Equal(left, []string{"n1", "n2"}) || ch.Placement.Ghosts[0].Revision != 4 || ch.Placement.Ghosts[1].Revision != 0 {
+	if left := ghostsOf(ch.Placement); ch.Placement.Node != "n3" || !slices.Equal(left, []string{"n1", "n2"}) ||
+		ch.Placement.Ghosts[0].Revision != 4 || ch.Placement.Ghosts[1].Revision != 0 {
 		t.Errorf("the placement is %+v", *ch.Placement)
 	}
 	carriedOut(s, &ch)
 	plan := reconcile.Compute(s)
 	if got := stops(&plan); !slices.Equal(got, []string{"n2"}) {
-		t.Errorf("then %v stop, want what runs besides it", got)
+		t.Errorf("then %v stop, want the other copies that run", got)
 	}
 
 	s = moved(pod.Ghost{Node: "n1", Since: s.Now}, pod.Ghost{Node: "n2"})
@@ -184,13 +196,13 @@ func ghostsOf(p *pod.Placement) (names []string) {
 	return names
 }
 
-// What was asked to stop goes on stopping.
-func TestForgettingRevivesNoCopyThatStops(t *testing.T) {
+// A copy that was asked to stop continues to stop.
+func TestForgettingRestartsNoCopyThatStops(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*reconcile.Pod){
 		"the former copy": func(p *reconcile.Pod) { p.Placement.Ghosts[0].Revision = 4 },
 		"the pod":         func(p *reconcile.Pod) { p.RunState, p.Placement.Ghosts[0].Revision = pod.Stopped, 5 },
-		"nobody, but it has stopped": func(p *reconcile.Pod) {
+		"no copy, but one has stopped": func(p *reconcile.Pod) {
 			p.Ghosts["n1"].State, p.Ghosts["n1"].Available = pod.StateStopped, false
 		},
 	} {
@@ -200,13 +212,14 @@ func TestForgettingRevivesNoCopyThatStops(t *testing.T) {
 		if got := stops(&plan); !slices.Equal(got, []string{"n1"}) {
 			t.Fatalf("%s was asked to stop: stops on %v", name, got)
 		}
-		if ch := plan.Changes[0]; ch.Placement.RunState != pod.Stopped || ch.Placement.Node != "n1" || !ch.NeedsBreaker || ch.Placement.StoppingSince == nil {
+		if ch := plan.Changes[0]; ch.Placement.RunState != pod.Stopped || ch.Placement.Node != "n1" ||
+			!ch.NeedsBreaker || ch.Placement.StoppingSince == nil {
 			t.Errorf("%s was asked to stop: %+v", name, ch)
 		}
 	}
 }
 
-// While holding nothing is started that its node does not say it runs.
+// During a hold no pod starts on a node, unless the node reports that it runs the pod.
 func TestForgettingStartsNothingWhileHolding(t *testing.T) {
 	t.Parallel()
 	s := moved(pod.Ghost{Node: "n1"})
@@ -220,16 +233,16 @@ func TestForgettingStartsNothingWhileHolding(t *testing.T) {
 	if ch := only(t, s, reconcile.Return); !ch.NeedsSchema || ch.Placement.Digest != "m1" {
 		t.Errorf("then %+v", ch)
 	}
-	told := s.Pods[0].Intent()
-	told.Digest = "m0"
-	s.Pods[0].Intents = map[string]*pod.Intent{"n1": &told}
+	intent := s.Pods[0].Intent()
+	intent.Digest = "m0"
+	s.Pods[0].Intents = map[string]*pod.Intent{"n1": &intent}
 	if ch := only(t, s, reconcile.Return); ch.Placement.Digest != "m0" {
-		t.Errorf("it restarts with another manifest than it was told: %+v", ch.Placement)
+		t.Errorf("it restarts with another manifest than its intent has: %+v", ch.Placement)
 	}
 }
 
-// With its former node dead too the pod is lost there, and has been for as long as the placements remember (P7).
-func TestAPodGivenBackToADeadNodeCountsFromItsLoss(t *testing.T) {
+// If the former node is dead too, the pod is lost there. The placements show since when (P7).
+func TestAPodReturnedToADeadNodeCountsFromItsLoss(t *testing.T) {
 	t.Parallel()
 	start := moved().Now
 	ago := func(d time.Duration) time.Time { return start.Add(-d) }
@@ -247,7 +260,7 @@ func TestAPodGivenBackToADeadNodeCountsFromItsLoss(t *testing.T) {
 		"it was moved because of that": {
 			gone: true, wasLost: true, want: ago(time.Minute + 30*time.Second), replaced: true,
 		},
-		"which took as long as the controller says": {
+		"which took as long as the controller allows": {
 			gone: true, wasLost: true, want: ago(2 * time.Minute), replaced: true,
 			change: func(s *reconcile.Snapshot) { after := field.Duration(time.Minute); s.RC.NodeLoss.After = &after },
 		},
@@ -280,8 +293,10 @@ func TestAPodGivenBackToADeadNodeCountsFromItsLoss(t *testing.T) {
 		if c.gone {
 			got, none = none, got
 		}
-		if p.Node != "n1" || p.RunState != pod.Running || none != nil || got == nil || !got.Equal(c.want) || len(stops(&plan)) != 0 {
-			t.Errorf("%s: lost since %v, without a preparer since %v, want %v: %+v", name, p.LostSince, p.UnmanagedSince, c.want, *p)
+		if p.Node != "n1" || p.RunState != pod.Running || none != nil || got == nil || !got.Equal(c.want) ||
+			len(stops(&plan)) != 0 {
+			t.Errorf("%s: lost since %v, without a preparer since %v, want %v: %+v", name, p.LostSince,
+				p.UnmanagedSince, c.want, *p)
 			continue
 		}
 		carriedOut(s, &plan.Changes[0])
@@ -291,9 +306,10 @@ func TestAPodGivenBackToADeadNodeCountsFromItsLoss(t *testing.T) {
 	}
 }
 
-// A restored store may have a pod on a node that remembers its stop, and one that was moved from where it still runs. It is given
-// back to that. Where that has stopped since, too, nothing is left of it, and where the node has not said at what revision, it is asked.
-func TestAConfirmedStopOfAPodThatMoved(t *testing.T) {
+// A restored store may have a pod on a node that remembers its stop, with a former copy that still runs. The former
+// copy becomes the pod. If it has stopped too, nothing is left of the pod. If its reported stop has a revision that is
+// too low, it is asked to stop.
+func TestAConfirmedStopReturnsAPodThatMoved(t *testing.T) {
 	t.Parallel()
 	for stop, left := range map[int64]bool{0: true, 4: false, 9: false} {
 		s := moved(pod.Ghost{Node: "n1"})
@@ -306,20 +322,22 @@ func TestAConfirmedStopOfAPodThatMoved(t *testing.T) {
 		}
 		ch := only(t, s, reconcile.Remove)
 		if stop == 9 {
-			if ch.Placement != nil || len(ch.Intents) != 2 || ch.Intents[0].Intent != nil || ch.Intents[1].Intent != nil || len(ch.Reserve) != 2 {
+			if ch.Placement != nil || len(ch.Intents) != 2 || ch.Intents[0].Intent != nil ||
+				ch.Intents[1].Intent != nil || len(ch.Reserve) != 2 {
 				t.Errorf("both have stopped: %+v", ch)
 			}
 			continue
 		}
-		if ch.Placement == nil || ch.Placement.Node != "n1" || (ch.Placement.RunState == pod.Running) != left || ch.Placement.Revision <= 9 || ch.NeedsBreaker == left {
+		if ch.Placement == nil || ch.Placement.Node != "n1" || (ch.Placement.RunState == pod.Running) != left ||
+			ch.Placement.Revision <= 9 || ch.NeedsBreaker == left {
 			t.Errorf("left %t: the change is %+v", left, ch)
 		}
 	}
 }
 
-// A restored store may have a former copy run on that its node has stopped since. Its intent goes, and what it holds: a node that dies
-// forgets the stop, and would start it again beside what has its place by now.
-func TestAFormerCopyThatHasStoppedSinceIsGone(t *testing.T) {
+// A restored store may have a former copy that its node has stopped since. The copy's intent and share are removed: a
+// node that dies forgets the stop, and would start the copy again beside the pod.
+func TestAStoppedFormerCopyIsForgotten(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		state  pod.State
@@ -327,13 +345,23 @@ func TestAFormerCopyThatHasStoppedSinceIsGone(t *testing.T) {
 		intent *pod.Intent
 		gone   bool
 	}{
-		"after all that is known":               {pod.StateStopped, 6, nil, true},
-		"in the pod's own revision":             {pod.StateStopped, 5, nil, false},
-		"after what its node is told":           {pod.StateStopped, 4, &pod.Intent{State: pod.Running, Revision: 3}, true},
-		"before what its node is told":          {pod.StateStopped, 3, &pod.Intent{State: pod.Running, Revision: 3}, false},
-		"its node is told to stop it":           {pod.StateStopped, 4, &pod.Intent{State: pod.Stopped, Revision: 3}, false},
-		"it is stopping":                        {pod.StateStopping, 6, &pod.Intent{State: pod.Running, Revision: 3}, false},
-		"it runs at a higher revision than its": {pod.StateReady, 4, &pod.Intent{State: pod.Running, Revision: 3}, false},
+		"after all that is known":   {pod.StateStopped, 6, nil, true},
+		"in the pod's own revision": {pod.StateStopped, 5, nil, false},
+		"after its intent": {
+			pod.StateStopped, 4, &pod.Intent{State: pod.Running, Revision: 3}, true,
+		},
+		"before its intent": {
+			pod.StateStopped, 3, &pod.Intent{State: pod.Running, Revision: 3}, false,
+		},
+		"its intent is to stop": {
+			pod.StateStopped, 4, &pod.Intent{State: pod.Stopped, Revision: 3}, false,
+		},
+		"it is stopping": {
+			pod.StateStopping, 6, &pod.Intent{State: pod.Running, Revision: 3}, false,
+		},
+		"it runs at a higher revision than its": {
+			pod.StateReady, 4, &pod.Intent{State: pod.Running, Revision: 3}, false,
+		},
 	} {
 		for _, hold := range []string{"", "the records are new"} {
 			s := moved(pod.Ghost{Node: "n1"}, pod.Ghost{Node: "n2"})
@@ -343,12 +371,14 @@ func TestAFormerCopyThatHasStoppedSinceIsGone(t *testing.T) {
 			p.Reality.Available = false
 			p.Ghosts["n1"].State, p.Ghosts["n1"].Available, p.Ghosts["n1"].Revision = c.state, false, c.stop
 			if c.intent != nil {
-				told, stays := p.Intent(), p.Intent()
+				intent, stays := p.Intent(), p.Intent()
 				stays.Revision = 3
-				p.Intents = map[string]*pod.Intent{"n0": &told, "n1": c.intent, "n2": &stays}
+				p.Intents = map[string]*pod.Intent{"n0": &intent, "n1": c.intent, "n2": &stays}
 			}
 			plan := reconcile.Compute(s)
-			at := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove })
+			at := slices.IndexFunc(plan.Changes, func(ch reconcile.Change) bool {
+				return ch.Action == reconcile.Remove
+			})
 			if gone := at >= 0; gone != c.gone {
 				t.Errorf("%s, hold %q: %v", name, hold, plan.Changes)
 			}
@@ -356,37 +386,44 @@ func TestAFormerCopyThatHasStoppedSinceIsGone(t *testing.T) {
 				continue
 			}
 			ch := plan.Changes[at]
-			if ch.Placement == nil || ch.Placement.Node != "n0" || ch.Placement.Revision != 5 || !slices.Equal(ghostsOf(ch.Placement), []string{"n2"}) {
+			if ch.Placement == nil || ch.Placement.Node != "n0" || ch.Placement.Revision != 5 ||
+				!slices.Equal(ghostsOf(ch.Placement), []string{"n2"}) {
 				t.Errorf("%s, hold %q: it leaves %+v", name, hold, ch.Placement)
 			}
-			if in, res := ch.Intents, ch.Reserve; len(in) != 1 || in[0].Node != "n1" || in[0].Intent != nil || len(res) != 1 || res[0].Node != "n1" || res[0].Claim != nil {
+			if in, res := ch.Intents, ch.Reserve; len(in) != 1 || in[0].Node != "n1" || in[0].Intent != nil ||
+				len(res) != 1 || res[0].Node != "n1" || res[0].Claim != nil {
 				t.Errorf("%s, hold %q: intents %+v, shares %+v", name, hold, in, res)
 			}
 		}
 	}
 }
 
-// What runs at a higher revision than an older store knows is adopted, not given back or stopped as if nothing had changed.
-func TestACopyThatAnOlderStoreDoesNotKnowIsAdopted(t *testing.T) {
+// A copy that runs at a higher revision than an older store has is adopted. The pod does not return to another copy,
+// and the adopted copy is not stopped.
+func TestACopyNewerThanTheStoreIsAdopted(t *testing.T) {
 	t.Parallel()
-	for _, revision := range []int64{0, 4} { // what the store says of the former copy
+	for _, revision := range []int64{0, 4} { // of the former copy in the store
 		s := moved(pod.Ghost{Node: "n1", Revision: revision})
-		s.Orphans = []reconcile.Orphan{{Node: "n1", Orphan: pod.Orphan{Identity: s.Pods[0].Identity, PodID: "p", Digest: "m0", Revision: 9}}}
-		if ch := only(t, s, reconcile.Adopt); ch.Placement.Node != "n1" || ch.Placement.AdoptedAtGeneration != s.RC.Generation || len(ch.Answers) != 0 {
+		s.Orphans = []reconcile.Orphan{
+			{Node: "n1", Orphan: pod.Orphan{Identity: s.Pods[0].Identity, PodID: "p", Digest: "m0", Revision: 9}},
+		}
+		if ch := only(t, s, reconcile.Adopt); ch.Placement.Node != "n1" ||
+			ch.Placement.AdoptedAtGeneration != s.RC.Generation || len(ch.Answers) != 0 {
 			t.Errorf("R2, revision %d: %+v", revision, ch)
 		}
 	}
-	for revision, found := range map[int64]bool{9: true, 5: false} { // its node is yet to list it
+	for revision, found := range map[int64]bool{9: true, 5: false} { // its node does not list it yet
 		s := moved(pod.Ghost{Node: "n1"})
 		s.Pods[0].Ghosts["n1"].Revision = revision
-		if ch := only(t, s, reconcile.Return); (ch.Placement.AdoptedAtGeneration == s.RC.Generation) != found || ch.Placement.Revision <= revision {
+		if ch := only(t, s, reconcile.Return); (ch.Placement.AdoptedAtGeneration == s.RC.Generation) != found ||
+			ch.Placement.Revision <= revision {
 			t.Errorf("R2, revision %d: %+v", revision, ch.Placement)
 		}
 	}
 }
 
-// The copy with the lower revision stays while the machine of the winner is lost, whatever was reported from there last: it is the
-// one that counts.
+// If the machine of the copy with the higher revision is lost, the copy with the lower revision is not stopped, because
+// only this copy is available. The last report of the lost machine makes no difference.
 func TestTheLoserStaysWhileTheWinnersMachineIsLost(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{true, false} {
@@ -394,7 +431,9 @@ func TestTheLoserStaysWhileTheWinnersMachineIsLost(t *testing.T) {
 		p := &s.Pods[0]
 		s.Requests, p.Reality = nil, running(0, "n0", 5, 0).Reality
 		s.Nodes["n0"].MachineLost = lost
-		s.Orphans = []reconcile.Orphan{{Node: "n1", Orphan: pod.Orphan{Identity: p.Identity, PodID: "p", Digest: "m0", Revision: 4}}}
+		s.Orphans = []reconcile.Orphan{
+			{Node: "n1", Orphan: pod.Orphan{Identity: p.Identity, PodID: "p", Digest: "m0", Revision: 4}},
+		}
 		plan := reconcile.Compute(s)
 		if got := stops(&plan); slices.Contains(got, "n1") == lost || plan.Status.Available != 1 {
 			t.Errorf("lost %t: stops on %v, status %+v", lost, got, plan.Status)
@@ -402,7 +441,7 @@ func TestTheLoserStaysWhileTheWinnersMachineIsLost(t *testing.T) {
 	}
 }
 
-// A request is about the death that the operator saw. The status tells for a while that it was void.
+// A request is about the death that the operator saw. If it was void, the status shows this for a while.
 func TestForgettingIsVoidOnceTheNodeWasBack(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
@@ -414,7 +453,8 @@ func TestForgettingIsVoidOnceTheNodeWasBack(t *testing.T) {
 	r.NodeIndex = 9
 	s.Requests = []reconcile.Request{r}
 	plan := reconcile.Compute(s)
-	if len(plan.Changes) != 0 || len(plan.Void) != 1 || !slices.Equal(answers(&plan), []string{"r"}) || !plan.Status.Is(rc.RequestVoid) {
+	if len(plan.Changes) != 0 || len(plan.Void) != 1 || !slices.Equal(answers(&plan), []string{"r"}) ||
+		!plan.Status.Is(rc.RequestVoid) {
 		t.Errorf("void %v, changes %v, status %+v", plan.Void, plan.Changes, plan.Status)
 	}
 	s.Requests, s.Previous, s.Now = nil, &plan.Status, s.Now.Add(time.Minute)

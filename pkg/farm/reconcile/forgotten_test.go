@@ -17,17 +17,21 @@ func confirmStop(s *reconcile.Snapshot, i int) {
 	p.Reality.State, p.Reality.Available, p.Reality.Revision = pod.StateStopped, false, p.Revision
 }
 
-// A status counts pods no more whose stop is confirmed, and that the plan forgets. Where the plan does nothing else it
-// may say that the controller has converged.
-func TestAStatusCountsForgottenPodsNoMore(t *testing.T) {
+// A status leaves out pods whose stop is confirmed, and that the plan forgets. If the plan does nothing else, the
+// controller may be reported as converged.
+func TestAStatusLeavesOutForgottenPods(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change                      func(*reconcile.Snapshot)
 		placed, available, stopping int
 		converged                   bool
 	}{
-		"two of four go":             {func(s *reconcile.Snapshot) { confirmStop(s, 2); confirmStop(s, 3) }, 2, 2, 0, true},
-		"one has yet to confirm":     {func(s *reconcile.Snapshot) { confirmStop(s, 2); stopAt(&s.Pods[3], s) }, 2, 2, 1, false},
+		"two of four go": {
+			func(s *reconcile.Snapshot) { confirmStop(s, 2); confirmStop(s, 3) }, 2, 2, 0, true,
+		},
+		"one has yet to confirm": {
+			func(s *reconcile.Snapshot) { confirmStop(s, 2); stopAt(&s.Pods[3], s) }, 2, 2, 1, false,
+		},
 		"another stops in the plan":  {func(s *reconcile.Snapshot) { confirmStop(s, 3) }, 3, 3, 0, false},
 		"what went is desired again": {func(s *reconcile.Snapshot) { confirmStop(s, 3); groups(s, 4) }, 3, 3, 0, false},
 		"another is not available": {func(s *reconcile.Snapshot) {
@@ -50,7 +54,8 @@ func TestAStatusCountsForgottenPodsNoMore(t *testing.T) {
 		"a share is given back besides": {func(s *reconcile.Snapshot) {
 			confirmStop(s, 2)
 			confirmStop(s, 3)
-			s.Leaks = []reconcile.Leak{{Node: "n0", Pod: pod.Identity{RCID: s.RC.ID, Role: "main", Index: 9}}}
+			unused := pod.Identity{RCID: s.RC.ID, Role: "main", Index: 9}
+			s.UnusedShares = []reconcile.UnusedShare{{Node: "n0", Pod: unused}}
 		}, 2, 2, 0, false},
 	} {
 		s := row(4, 2)
@@ -69,20 +74,21 @@ func TestAStatusCountsForgottenPodsNoMore(t *testing.T) {
 }
 
 // A controller has not converged while a pass has made only some of the changes of its plan.
-func TestAPlanThatIsMadeInPartHasNotConverged(t *testing.T) {
+func TestAPartOfAPlanHasNotConverged(t *testing.T) {
 	t.Parallel()
 	s := row(4, 2)
 	confirmStop(s, 2)
 	confirmStop(s, 3)
 	plan := reconcile.Compute(s)
-	plan.MadeOnly(s.Now, 1)
+	plan.SetPartial(s.Now, 1)
 	if c := condition(&plan.Status, rc.Converged); c.True || c.Reason != "1 of 2 changes are made" {
 		t.Errorf("%+v", c)
 	}
 }
 
-// checkForgotten proves that the status of a plan that only forgets pods which were asked to stop counts as the next
-// plan does, if there is nothing to do for that, and says converged no earlier.
+// checkForgotten compares the status of a plan that only forgets pods which were asked to stop with the status of the
+// next plan. If the next plan has nothing to do, both have the same counts. If the next status has not converged, this
+// one has not converged either.
 func checkForgotten(t rapid.TB, before *reconcile.Snapshot, plan *reconcile.Plan, after *reconcile.Snapshot) {
 	asked := map[pod.Identity]bool{}
 	for i := range before.Pods {
@@ -102,6 +108,6 @@ func checkForgotten(t rapid.TB, before *reconcile.Snapshot, plan *reconcile.Plan
 	type counts struct{ placed, available, stopping int }
 	of := func(st *rc.Status) counts { return counts{st.Placed, st.Available, st.Stopping} }
 	if got, want := of(&plan.Status), of(&next.Status); len(next.Changes)+len(next.Adds) == 0 && got != want {
-		t.Fatalf("a plan that forgets pods counts %+v, the next one %+v", got, want)
+		t.Fatalf("a plan that forgets pods has the counts %+v, the next one %+v", got, want)
 	}
 }

@@ -30,7 +30,7 @@ func snapshotOf(desired int) *reconcile.Snapshot {
 	return s
 }
 
-// given are the labels of a pod whose controller and manifest give it none.
+// given are the labels of a pod whose controller and manifest have none.
 func given(podID string) map[string]string {
 	return map[string]string{pod.RCIDLabel: "rc", pod.PodIDLabel: podID}
 }
@@ -38,37 +38,55 @@ func given(podID string) map[string]string {
 func running(index int, on string, revision, adoptedAt int64) reconcile.Pod {
 	id := pod.Identity{RCID: "rc", Role: "main", Index: index}
 	return reconcile.Pod{
-		Placement: pod.Placement{Identity: id, Node: on, PodID: "p", Digest: "m1", RunState: pod.Running, Revision: revision, AdoptedAtGeneration: adoptedAt, Labels: given("p")},
-		Index:     9, Ghosts: map[string]*pod.Reality{},
-		Reality: &pod.Reality{Identity: id, Node: on, Digest: "m1", Revision: revision, State: pod.StateReady, Available: true},
+		Placement: pod.Placement{
+			Identity: id, Node: on, PodID: "p", Digest: "m1", RunState: pod.Running, Revision: revision,
+			AdoptedAtGeneration: adoptedAt, Labels: given("p"),
+		},
+		Index: 9, Ghosts: map[string]*pod.Reality{},
+		Reality: &pod.Reality{
+			Identity: id, Node: on, Digest: "m1", Revision: revision, State: pod.StateReady, Available: true,
+		},
 	}
 }
 
-// An older snapshot says 2 replicas; 4 run. The two that the snapshot knows must not pay for the two that were adopted.
-func TestAdoptedSurplusStopsNobody(t *testing.T) {
+// An older snapshot has 2 replicas; 4 run. The two in the snapshot must not stop because two others were adopted.
+func TestAdoptedSurplusStopsNoPod(t *testing.T) {
 	s := snapshotOf(2)
-	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0), running(2, "n2", 6, 7), running(3, "n3", 6, 7)}
+	s.Pods = []reconcile.Pod{
+		running(0, "n0", 5, 0), running(1, "n1", 5, 0), running(2, "n2", 6, 7), running(3, "n3", 6, 7),
+	}
 	for _, ch := range reconcile.Compute(s).Changes {
 		t.Errorf("P4, R2: %s", &ch)
 	}
 }
 
-// A stop out of an older store is not confirmed by it: since then the node may have been told to run the pod again. It counts when the node has spoken.
-func TestAStopIsConfirmedByTheStoreOfNow(t *testing.T) {
+// A stop in an older store is not confirmed by that store, because a later intent may have asked the node to run the
+// pod again. It is confirmed when the node has spoken.
+func TestAStopIsConfirmedInThePresentEpoch(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		edit func(*reconcile.Snapshot)
 		gone bool
 	}{
-		"the epoch is the node's":              {func(*reconcile.Snapshot) {}, true},
-		"held, it has spoken":                  {func(s *reconcile.Snapshot) { s.Hold = "n3 has not spoken" }, true},
-		"held, it has not spoken":              {func(s *reconcile.Snapshot) { s.Hold, s.Nodes["n0"].Epoch = "n0 has not spoken", "e0" }, false},
-		"held, it has spoken in part":          {func(s *reconcile.Snapshot) { s.Hold, s.Nodes["n0"].OrphansUnread = "n0 has not spoken", true }, false},
-		"held, nothing is known of the node":   {func(s *reconcile.Snapshot) { s.Hold = "n0 has not spoken"; delete(s.Nodes, "n0") }, false},
-		"the store was lost, it is silent":     {func(s *reconcile.Snapshot) { s.Nodes["n0"].Epoch = "e0" }, true},
-		"the store went back, it is silent":    {func(s *reconcile.Snapshot) { s.WentBack, s.Nodes["n0"].Epoch = true, "e0" }, false},
-		"the store went back, it has spoken":   {func(s *reconcile.Snapshot) { s.WentBack = true }, true},
-		"the store went back, it is forgotten": {func(s *reconcile.Snapshot) { s.WentBack = true; delete(s.Nodes, "n0") }, true},
+		"the epoch is the node's": {func(*reconcile.Snapshot) {}, true},
+		"held, it has spoken":     {func(s *reconcile.Snapshot) { s.Hold = "n3 has not spoken" }, true},
+		"held, it has not spoken": {
+			func(s *reconcile.Snapshot) { s.Hold, s.Nodes["n0"].Epoch = "n0 has not spoken", "e0" }, false,
+		},
+		"held, it has spoken in part": {
+			func(s *reconcile.Snapshot) { s.Hold, s.Nodes["n0"].OrphansUnread = "n0 has not spoken", true }, false,
+		},
+		"held, nothing is known of the node": {
+			func(s *reconcile.Snapshot) { s.Hold = "n0 has not spoken"; delete(s.Nodes, "n0") }, false,
+		},
+		"the store was lost, it is silent": {func(s *reconcile.Snapshot) { s.Nodes["n0"].Epoch = "e0" }, true},
+		"the store went back, it is silent": {
+			func(s *reconcile.Snapshot) { s.WentBack, s.Nodes["n0"].Epoch = true, "e0" }, false,
+		},
+		"the store went back, it has spoken": {func(s *reconcile.Snapshot) { s.WentBack = true }, true},
+		"the store went back, it is forgotten": {
+			func(s *reconcile.Snapshot) { s.WentBack = true; delete(s.Nodes, "n0") }, true,
+		},
 	} {
 		for what, ghost := range map[string]bool{"pod": false, "former copy": true} {
 			s := snapshotOf(1)
@@ -81,19 +99,22 @@ func TestAStopIsConfirmedByTheStoreOfNow(t *testing.T) {
 			if ghost {
 				p = running(0, "n1", 6, 0)
 				p.Placement.Ghosts = []pod.Ghost{{Node: "n0", Revision: 5}}
-				p.Ghosts["n0"] = &pod.Reality{Identity: p.Identity, Node: "n0", Digest: "m1", Revision: 5, State: pod.StateStopped}
+				p.Ghosts["n0"] = &pod.Reality{
+					Identity: p.Identity, Node: "n0", Digest: "m1", Revision: 5, State: pod.StateStopped,
+				}
 			}
 			s.Pods = []reconcile.Pod{p}
 			c.edit(s)
 			plan := reconcile.Compute(s)
-			if got := slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }); got != c.gone {
+			isRemoval := func(ch reconcile.Change) bool { return ch.Action == reconcile.Remove }
+			if got := slices.ContainsFunc(plan.Changes, isRemoval); got != c.gone {
 				t.Errorf("%s, %s: removed %v, want %v: %v", name, what, got, c.gone, plan.Changes)
 			}
 		}
 	}
 }
 
-// While holding, nothing may be started: the identity may run on a node that has not spoken yet.
+// During a hold nothing may be started, because the identity may run on a node that has not spoken yet.
 func TestRepairStartsNothingWhileHolding(t *testing.T) {
 	for name, change := range map[string]func(*reconcile.Pod){
 		"stopped at a higher revision": func(p *reconcile.Pod) {
@@ -118,19 +139,21 @@ func TestRepairStartsNothingWhileHolding(t *testing.T) {
 		s.Hold = ""
 		for _, ch := range reconcile.Compute(s).Changes {
 			if ch.Placement != nil && ch.Placement.RunState == pod.Running && !ch.NeedsSchema {
-				t.Errorf("%s: without a hold it is started, on condition that the nonce stays: %s", name, &ch)
+				t.Errorf("%s: without a hold it must start, on condition that the epoch stays: %s", name, &ch)
 			}
 		}
 	}
 }
 
-// The higher revision wins, but the only available copy is not stopped for one that may never become available.
+// The higher revision wins, but the only available copy does not stop for a copy that may never become available.
 func TestAdoptingAWinnerKeepsTheAvailableCopyUntilTheWinnerIs(t *testing.T) {
 	s := snapshotOf(2)
 	least := 2
 	s.RC.MinAvailable = &least
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
-	s.Orphans = []reconcile.Orphan{{Node: "n2", Orphan: pod.Orphan{Identity: s.Pods[0].Identity, PodID: "p", Digest: "m1", Revision: 9}}}
+	s.Orphans = []reconcile.Orphan{
+		{Node: "n2", Orphan: pod.Orphan{Identity: s.Pods[0].Identity, PodID: "p", Digest: "m1", Revision: 9}},
+	}
 	for _, ch := range reconcile.Compute(s).Changes {
 		for _, in := range ch.Intents {
 			if in.Intent != nil && in.Intent.State == pod.Stopped {
@@ -140,18 +163,19 @@ func TestAdoptingAWinnerKeepsTheAvailableCopyUntilTheWinnerIs(t *testing.T) {
 	}
 }
 
-// A deleted controller that came back with a restore still has pods on nodes that have not spoken yet.
-func TestNothingIsFinishedWhileHolding(t *testing.T) {
+// A deleted controller that came back with a restore may have pods on nodes that have not spoken yet, so it is not
+// finished.
+func TestNoControllerIsFinishedWhileHolding(t *testing.T) {
 	s := snapshotOf(2)
 	s.RC.DeletedAt = &s.Now
 	s.Hold = "the records are new"
 	if reconcile.Compute(s).Finish {
-		t.Error("P7: the controller is removed before its pods can have been heard of")
+		t.Error("P7: the controller is removed before its nodes can have reported its pods")
 	}
 }
 
-// desired + surge is a limit for the controller, whatever the roles.
-func TestAdoptedPodsOfOneRoleTakeTheRoomOfAnother(t *testing.T) {
+// desired + surge is one limit for all roles of the controller.
+func TestAdoptedPodsOfAllRolesShareOneLimit(t *testing.T) {
 	s := snapshotOf(2)
 	zero := 0
 	s.RC.MaxSurge = &zero
@@ -167,8 +191,9 @@ func TestAdoptedPodsOfOneRoleTakeTheRoomOfAnother(t *testing.T) {
 	}
 }
 
-// Stopping a pod because it is not available relies on its not having become available since.
-func TestStoppingTheUnavailableDependsOnTheMinimum(t *testing.T) {
+// If a pod stops because it is unavailable, the change must not land after the pod became available and the minimum
+// needs it.
+func TestStoppingAnUnavailablePodNeedsTheMinimum(t *testing.T) {
 	s := snapshotOf(2)
 	least := 2
 	s.RC.MinAvailable = &least
@@ -176,25 +201,25 @@ func TestStoppingTheUnavailableDependsOnTheMinimum(t *testing.T) {
 	sick.Reality.Available = false
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0), sick}
 	for _, ch := range reconcile.Compute(s).Changes {
-		if !ch.NeedsMinimum || ch.Takes || len(ch.NeedsReports) > 0 {
-			t.Errorf("P6: %s would land although it became available and another did not stay so: %+v", &ch, ch)
+		if !ch.NeedsMinimum || ch.TakesAvailable || len(ch.NeedsReports) > 0 {
+			t.Errorf("P6: %s would land although its pod became available and another one failed: %+v", &ch, ch)
 		}
 	}
-	if plan := reconcile.Compute(s); len(plan.Counting) != 2 || plan.Minimum != 2 {
-		t.Errorf("counting are %v, the minimum is %d", plan.Counting, plan.Minimum)
+	if plan := reconcile.Compute(s); len(plan.Available) != 2 || plan.Minimum != 2 {
+		t.Errorf("available are %v, the minimum is %d", plan.Available, plan.Minimum)
 	}
-	// Below the minimum nothing that has become available since may go.
+	// Below the minimum no pod may stop that has become available since.
 	s.Pods[1].Reality.Available = false
 	for _, ch := range reconcile.Compute(s).Changes {
 		if ch.NeedsMinimum || !slices.Equal(ch.NeedsReports, []string{ch.Placement.Node}) {
-			t.Errorf("P6: %s would land although it became available: %+v", &ch, ch)
+			t.Errorf("P6: %s would land although its pod became available: %+v", &ch, ch)
 		}
 	}
 }
 
-// What the minimum is reckoned with names the node where each pod counts: for one that moves the node that it leaves, unless its copy
-// there was asked to stop.
-func TestTheMinimumIsReckonedWithTheCopiesThatCount(t *testing.T) {
+// The minimum names the node where each pod is available. For a pod that moves this is the node that it leaves, unless
+// its copy there was asked to stop.
+func TestTheMinimumNamesTheAvailableCopies(t *testing.T) {
 	t.Parallel()
 	for asked, want := range map[int64][]string{0: {"n0", "n1", "n2"}, 4: {"n1", "n2"}} {
 		s := row(3, 3)
@@ -203,7 +228,7 @@ func TestTheMinimumIsReckonedWithTheCopiesThatCount(t *testing.T) {
 		s.RC.MinAvailable, s.RC.ReplicaGroups = count(1), []rc.ReplicaGroup{{Role: "main", Count: count(1)}}
 		plan := reconcile.Compute(s)
 		var got []string
-		for _, c := range plan.Counting {
+		for _, c := range plan.Available {
 			got = append(got, c.Node)
 		}
 		if !slices.Equal(got, want) {
@@ -212,9 +237,9 @@ func TestTheMinimumIsReckonedWithTheCopiesThatCount(t *testing.T) {
 	}
 }
 
-// The copy that counts while another of the same pod goes is the one that must not fall, whatever the others do, and also where there is no
-// minimum.
-func TestAFormerCopyGoesOnlyWithTheReportOfTheOther(t *testing.T) {
+// If one copy of a pod stops because another one is available, the change depends on the report of that other one, also
+// without a minimum.
+func TestAFormerCopyStopsOnlyWithTheReportOfTheOther(t *testing.T) {
 	for least := range 2 {
 		s := snapshotOf(1)
 		s.RC.MinAvailable = &least
@@ -223,7 +248,8 @@ func TestAFormerCopyGoesOnlyWithTheReportOfTheOther(t *testing.T) {
 		p.Ghosts = map[string]*pod.Reality{"n0": {Digest: "m1", Revision: 4, State: pod.StateReady, Available: true}}
 		s.Pods = []reconcile.Pod{p}
 		plan := reconcile.Compute(s)
-		if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.StopDuplicate || plan.Changes[0].NeedsMinimum || !slices.Equal(plan.Changes[0].NeedsReports, []string{"n1"}) {
+		if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.StopDuplicate ||
+			plan.Changes[0].NeedsMinimum || !slices.Equal(plan.Changes[0].NeedsReports, []string{"n1"}) {
 			t.Errorf("minimum %d: %+v", least, plan.Changes)
 		}
 	}
@@ -245,8 +271,8 @@ func TestAnUpgradeKeepsTheOldPortsUntilTheNodeHasSwitched(t *testing.T) {
 	}
 }
 
-// What runs has the ports of its own manifest, not those of the older placement.
-func TestRepairToAHigherRevisionTakesThePortsAlong(t *testing.T) {
+// A pod that runs has the ports of its own manifest, not the ports of the older placement.
+func TestRepairToAHigherRevisionKeepsThePorts(t *testing.T) {
 	s := snapshotOf(1)
 	p := running(0, "n0", 5, 0)
 	p.Ports = map[string]int{"http": 8080}
@@ -254,12 +280,13 @@ func TestRepairToAHigherRevisionTakesThePortsAlong(t *testing.T) {
 	s.Pods = []reconcile.Pod{p}
 	for _, ch := range reconcile.Compute(s).Changes {
 		if ch.Placement.Digest == "m2" && ch.Placement.Ports["http"] == 8080 {
-			t.Errorf("P3: %s gives manifest m2 the ports of m1; the node then lists no orphan that could mend it", &ch)
+			t.Errorf("P3: %s gives manifest m2 the ports of m1; the node then lists no orphan to repair it with", &ch)
 		}
 	}
 }
 
-// A pod that must leave its node and may not, because of the minimum, is said to be in the way of convergence.
+// A pod that must leave its node, and may not because of the minimum, is reported as blocked, and the controller has
+// not converged.
 func TestAPodThatMayNotLeaveIsReported(t *testing.T) {
 	s := snapshotOf(1)
 	least := 1
@@ -273,8 +300,8 @@ func TestAPodThatMayNotLeaveIsReported(t *testing.T) {
 	}
 }
 
-// With room for one more and everything healthy, even the only replica moves: its new copy comes first.
-func TestTheOnlyReplicaMovesWhereThereIsRoom(t *testing.T) {
+// If one more copy is allowed and all pods are available, even the only replica moves: its new copy comes first.
+func TestTheOnlyReplicaMovesWithASurge(t *testing.T) {
 	s := snapshotOf(1)
 	least := 1
 	s.RC.MinAvailable = &least
@@ -283,7 +310,7 @@ func TestTheOnlyReplicaMovesWhereThereIsRoom(t *testing.T) {
 	if plan := reconcile.Compute(s); len(plan.Changes) != 0 || len(plan.Adds) != 1 {
 		t.Errorf("changes %v, adds %v", plan.Changes, plan.Adds)
 	}
-	// While another is not healthy nothing healthy is moved at the minimum.
+	// At the minimum no available pod moves while another one is unavailable.
 	s = snapshotOf(2)
 	s.RC.MinAvailable = &least
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
@@ -294,8 +321,8 @@ func TestTheOnlyReplicaMovesWhereThereIsRoom(t *testing.T) {
 	}
 }
 
-// A resync that finds every stop of former copies in its place waits for nothing.
-func TestStopsThatAreThereWaitForNothing(t *testing.T) {
+// If a resync finds that no stop of a former copy is missing, it waits for nothing.
+func TestAResyncWithoutMissingStopsWaitsForNothing(t *testing.T) {
 	for _, missing := range []bool{false, true} {
 		for want, change := range map[rc.ConditionType]func(*reconcile.Snapshot){
 			rc.Holding:        func(s *reconcile.Snapshot) { s.Hold = "the records are new" },

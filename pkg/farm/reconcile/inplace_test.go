@@ -15,7 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// inPlace limits the upgrade of a row of which the first so many have the new manifest, and the others the former one.
+// inPlace limits the upgrade of a row. The first pods have the new manifest, as many as updated, and the others have
+// the former one.
 func inPlace(pods, desired, updated, limit int) *reconcile.Snapshot {
 	s := row(pods, desired)
 	s.RC.MinAvailable = count(0)
@@ -27,17 +28,19 @@ func inPlace(pods, desired, updated, limit int) *reconcile.Snapshot {
 	return s
 }
 
-// upgrades returns which pods a plan gives another manifest, and which.
+// upgrades returns which pods a plan upgrades, with their new manifests.
 func upgrades(plan *reconcile.Plan) (to []string) {
 	for _, ch := range plan.Changes {
 		if ch.Action == reconcile.Upgrade {
-			to = append(to, fmt.Sprintf("%s.%d %s %s", ch.Identity.Role, ch.Identity.Index, ch.Placement.PodID, ch.Placement.Digest))
+			to = append(to, fmt.Sprintf("%s.%d %s %s", ch.Identity.Role, ch.Identity.Index, ch.Placement.PodID,
+				ch.Placement.Digest))
 		}
 	}
 	return to
 }
 
-// As many pods get the new manifest as the limit says, one by one; those beyond it get the former one again, where there is one.
+// Pods get the new manifest one by one, up to the limit. Pods beyond the limit get the former manifest again, if there
+// is one.
 func TestAnUpgradeInPlaceKeepsToItsLimit(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -61,7 +64,9 @@ func TestAnUpgradeInPlaceKeepsToItsLimit(t *testing.T) {
 			s.Pods[2].Switching, s.Pods[2].ChangedAt = true, s.Now
 			sick(s, 2)
 		}, "", false},
-		"back, one that never was upgraded is sick": {2, 0, func(s *reconcile.Snapshot) { sick(s, 2) }, "main.1 former m0", false},
+		"back, one that never was upgraded is sick": {
+			2, 0, func(s *reconcile.Snapshot) { sick(s, 2) }, "main.1 former m0", false,
+		},
 		"back, one has failed to go back": {2, 0, func(s *reconcile.Snapshot) {
 			s.Pods[2].Switching = true
 			sick(s, 2)
@@ -70,12 +75,14 @@ func TestAnUpgradeInPlaceKeepsToItsLimit(t *testing.T) {
 			s.RC.MinAvailable = count(2)
 			sick(s, 0)
 		}, "main.0 former m0", false},
-		"back, no room":              {2, 0, func(s *reconcile.Snapshot) { s.RC.MinAvailable = count(3) }, "", true},
-		"holding":                    {0, 2, func(s *reconcile.Snapshot) { s.Hold = "new" }, "", false},
-		"without a limit":            {0, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, "", false},
-		"without a rollout":          {0, 2, func(s *reconcile.Snapshot) { s.Rollout = "" }, "main.0 p m1", false},
-		"the last one has failed":    {1, 2, func(s *reconcile.Snapshot) { fail(s, 0) }, "", true},
-		"the last one, limit is met": {2, 2, func(s *reconcile.Snapshot) { fail(s, 1); s.Pods[1].Switching = true }, "", true},
+		"back, no room":           {2, 0, func(s *reconcile.Snapshot) { s.RC.MinAvailable = count(3) }, "", true},
+		"holding":                 {0, 2, func(s *reconcile.Snapshot) { s.Hold = "new" }, "", false},
+		"without a limit":         {0, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, "", false},
+		"without a rollout":       {0, 2, func(s *reconcile.Snapshot) { s.Rollout = "" }, "main.0 p m1", false},
+		"the last one has failed": {1, 2, func(s *reconcile.Snapshot) { fail(s, 0) }, "", true},
+		"the last one, limit is met": {
+			2, 2, func(s *reconcile.Snapshot) { fail(s, 1); s.Pods[1].Switching = true }, "", true,
+		},
 		"a third manifest": {0, 1, func(s *reconcile.Snapshot) {
 			s.Pods[0].Digest, s.Pods[0].Reality.Digest = "m7", "m7"
 		}, "main.0 p m1", false},
@@ -91,16 +98,17 @@ func TestAnUpgradeInPlaceKeepsToItsLimit(t *testing.T) {
 			t.Errorf("%s: %q, want %q; %+v", name, got, c.want, plan.Status.Conditions)
 		}
 		for _, ch := range plan.Changes {
-			if ch.Action == reconcile.Upgrade && (!ch.Placement.Switching || ch.Intents[0].Intent.Digest != ch.Placement.Digest) {
+			if ch.Action == reconcile.Upgrade &&
+				(!ch.Placement.Switching || ch.Intents[0].Intent.Digest != ch.Placement.Digest) {
 				t.Errorf("%s: %+v", name, ch)
 			}
 		}
 	}
 }
 
-// Each role has a manifest: the pods of the one that changed are upgraded, and no others; those placed new get what their role asks for,
-// with the count of their role. Counts that change later upgrade nothing.
-func TestOneGroupIsUpgraded(t *testing.T) {
+// Each role has a manifest. Only pods of the role that changed are upgraded. New pods get the manifest and the count of
+// their role. Later changes of counts upgrade nothing.
+func TestOnlyTheChangedRoleIsUpgraded(t *testing.T) {
 	t.Parallel()
 	s := row(3, 3)
 	groups(s, 2, "read", 3)
@@ -113,8 +121,9 @@ func TestOneGroupIsUpgraded(t *testing.T) {
 		t.Error(got)
 	}
 	for _, id := range plan.Adds {
-		ch := reconcile.NewPlacer(s).On(id, "n9")
-		if p := ch.Placement; p.Digest != "m2" || p.PodID != "reader" || p.Replicas != 3 || ch.Intents[0].Intent.Replicas != 3 {
+		ch := plan.Placer().On(id, "n9")
+		if p := ch.Placement; p.Digest != "m2" || p.PodID != "reader" || p.Replicas != 3 ||
+			ch.Intents[0].Intent.Replicas != 3 {
 			t.Errorf("%+v", p)
 		}
 	}
@@ -126,7 +135,7 @@ func TestOneGroupIsUpgraded(t *testing.T) {
 	if plan := reconcile.Compute(s); len(plan.Changes) > 0 || !plan.Status.Is(rc.Converged) {
 		t.Errorf("%+v", plan)
 	}
-	s.RC.GroupManifests = map[string]string{"read": "m9"} // which cannot be read
+	s.RC.GroupManifests = map[string]string{"read": "m9"} // m9 cannot be read
 	groups(s, 3, "read", 2)
 	if plan := reconcile.Compute(s); len(plan.Changes) > 0 || len(plan.Adds) != 1 || plan.Adds[0].Role != "main" {
 		t.Errorf("%+v", plan)
@@ -138,8 +147,8 @@ func fail(s *reconcile.Snapshot, i int) {
 	s.Pods[i].Reality.State = pod.StateFailed
 }
 
-// A pod that has switched gives back what only the version before it needed, whichever way it went.
-func TestAPodThatWentBackShrinks(t *testing.T) {
+// A pod that has switched its manifest gives back what only the former version needed, in both directions.
+func TestASwitchedPodGivesBackItsFormerShare(t *testing.T) {
 	t.Parallel()
 	s := inPlace(1, 1, 0, 0)
 	s.Pods[0].Switching = true
@@ -152,7 +161,7 @@ func TestAPodThatWentBackShrinks(t *testing.T) {
 	}
 }
 
-// New replicas get the new manifest as far as the limit goes, then the former one.
+// New replicas get the new manifest up to the limit, then the former one.
 func TestNewReplicasKeepToTheLimit(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -160,13 +169,17 @@ func TestNewReplicasKeepToTheLimit(t *testing.T) {
 		change         func(*reconcile.Snapshot)
 		want           []string
 	}{
-		"all new":          {1, 9, nil, []string{"p m1", "p m1", "p m1"}},
-		"some of each":     {1, 2, nil, []string{"p m1", "former m0", "former m0"}},
-		"none new":         {1, 1, nil, []string{"former m0", "former m0", "former m0"}},
-		"no former":        {1, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, []string{"p m1", "p m1", "p m1"}},
+		"all new":      {1, 9, nil, []string{"p m1", "p m1", "p m1"}},
+		"some of each": {1, 2, nil, []string{"p m1", "former m0", "former m0"}},
+		"none new":     {1, 1, nil, []string{"former m0", "former m0", "former m0"}},
+		"no former": {
+			1, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, []string{"p m1", "p m1", "p m1"},
+		},
 		"former unread":    {1, 2, func(s *reconcile.Snapshot) { s.Manifests = nil }, []string{"p m1"}},
 		"none can be read": {1, 1, func(s *reconcile.Snapshot) { s.Manifests = nil }, nil},
-		"no limit":         {1, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, []string{"p m1", "p m1", "p m1"}},
+		"no limit": {
+			1, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, []string{"p m1", "p m1", "p m1"},
+		},
 	} {
 		s := inPlace(1, 4, c.updated, c.limit)
 		if c.change != nil {
@@ -175,30 +188,29 @@ func TestNewReplicasKeepToTheLimit(t *testing.T) {
 		plan := reconcile.Compute(s)
 		var got []string
 		for _, id := range plan.Adds {
-			s.LookFor(s.LotOf(id))
-			ch := reconcile.NewPlacer(s).On(id, "n1")
+			ch := plan.Placer().On(id, "n1")
 			got = append(got, ch.Placement.PodID+" "+ch.Placement.Digest)
-			if m := s.Placing(); m.ID != ch.Placement.PodID {
-				t.Errorf("%s: room is looked for as for %s", name, m.ID)
+			if m := plan.Lots([]pod.Identity{id})[0].Manifest; m.ID != ch.Placement.PodID {
+				t.Errorf("%s: its lot has the manifest of %s", name, m.ID)
 			}
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
-		lots, by := s.ByLot(plan.Adds)
-		n := 0
+		lots, n := plan.Lots(plan.Adds), 0
 		for _, lot := range lots {
-			n += len(by[lot])
+			n += len(lot.Pods)
 		}
-		if n != len(plan.Adds) || len(lots) != len(by) {
-			t.Errorf("%s: %v of %v", name, by, plan.Adds)
+		if n != len(plan.Adds) {
+			t.Errorf("%s: %v of %v", name, lots, plan.Adds)
 		}
 	}
 }
 
-// A pod of a lost machine, or on a drained node, is placed elsewhere with the manifest that it has while a rollout is in charge or a
-// limit is in force; else with the controller's. Without that manifest it stays.
-func TestPodsKeepTheirManifestWhereTheyGo(t *testing.T) {
+// A pod of a lost machine, or on a drained node, is placed elsewhere. During a rollout or with a limit it keeps its
+// manifest. Otherwise it gets the controller's. If the manifest that it would run cannot be read, the pod is not placed
+// elsewhere.
+func TestMovedPodsKeepTheirManifest(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*reconcile.Snapshot)
@@ -224,7 +236,7 @@ func TestPodsKeepTheirManifestWhereTheyGo(t *testing.T) {
 			plan := reconcile.Compute(s)
 			got := ""
 			for _, id := range plan.Adds {
-				ch := reconcile.NewPlacer(s).On(id, "n3")
+				ch := plan.Placer().On(id, "n3")
 				got += ch.Placement.PodID + " " + ch.Placement.Digest
 			}
 			if got != c.want {
@@ -234,8 +246,8 @@ func TestPodsKeepTheirManifestWhereTheyGo(t *testing.T) {
 	}
 }
 
-// Which other manifests a pass must read.
-func TestOtherDigests(t *testing.T) {
+// OtherDigests names the manifests that a pass must read besides the controller's own.
+func TestOtherDigestsNamesManifestsToRead(t *testing.T) {
 	t.Parallel()
 	s := inPlace(3, 3, 1, 1)
 	s.Pods[2].Digest = "m7"
@@ -254,9 +266,9 @@ func TestOtherDigests(t *testing.T) {
 	}
 }
 
-// A controller whose upgrade in place stands where it should has converged; a limit without a rollout is told, and Regressed are those
-// found with a manifest that no pod should have.
-func TestWhatAnUpgradeInPlaceReports(t *testing.T) {
+// A controller whose upgrade in place is at its limit has converged. A limit without a rollout is reported. Regressed
+// counts pods that were found with a manifest that no pod should have.
+func TestAnUpgradeInPlaceReportsItsState(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		updated, limit  int
@@ -264,17 +276,23 @@ func TestWhatAnUpgradeInPlaceReports(t *testing.T) {
 		converged, gone bool
 		regressed       bool
 	}{
-		"at the limit":                {1, 1, nil, true, false, false},
-		"before it":                   {0, 1, nil, false, false, false},
-		"beyond it":                   {2, 1, nil, false, false, false},
-		"beyond it, no former":        {2, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, true, false, false},
-		"before it, no former":        {0, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, false, false, false},
-		"limit above all":             {3, 9, nil, true, false, false},
-		"no rollout":                  {1, 1, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, true, false},
-		"no rollout, limit is all":    {3, 3, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, false, false},
-		"no rollout, one short":       {2, 2, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, true, false},
-		"no limit":                    {3, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, true, false, false},
-		"found with the former":       {1, 1, func(s *reconcile.Snapshot) { s.Pods[2].AdoptedAtGeneration = 7 }, true, false, false},
+		"at the limit": {1, 1, nil, true, false, false},
+		"before it":    {0, 1, nil, false, false, false},
+		"beyond it":    {2, 1, nil, false, false, false},
+		"beyond it, no former": {
+			2, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, true, false, false,
+		},
+		"before it, no former": {
+			0, 1, func(s *reconcile.Snapshot) { s.RC.InPlace.From = "" }, false, false, false,
+		},
+		"limit above all":          {3, 9, nil, true, false, false},
+		"no rollout":               {1, 1, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, true, false},
+		"no rollout, limit is all": {3, 3, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, false, false},
+		"no rollout, one short":    {2, 2, func(s *reconcile.Snapshot) { s.Rollout = "" }, true, true, false},
+		"no limit":                 {3, 0, func(s *reconcile.Snapshot) { s.RC.InPlace = nil }, true, false, false},
+		"found with the former": {
+			1, 1, func(s *reconcile.Snapshot) { s.Pods[2].AdoptedAtGeneration = 7 }, true, false, false,
+		},
 		"found with a third manifest": {1, 1, func(s *reconcile.Snapshot) { third(s, 2) }, true, false, true},
 	} {
 		s := inPlace(3, 3, c.updated, c.limit)
@@ -282,7 +300,8 @@ func TestWhatAnUpgradeInPlaceReports(t *testing.T) {
 			c.change(s)
 		}
 		plan := reconcile.Compute(s)
-		if st := &plan.Status; st.Is(rc.Converged) != c.converged || st.Is(rc.RolloutGone) != c.gone || st.Is(rc.Regressed) != c.regressed {
+		if st := &plan.Status; st.Is(rc.Converged) != c.converged || st.Is(rc.RolloutGone) != c.gone ||
+			st.Is(rc.Regressed) != c.regressed {
 			t.Errorf("%s: %+v", name, st.Conditions)
 		}
 	}
@@ -298,12 +317,15 @@ func third(s *reconcile.Snapshot, i int) {
 	s.Pods[i].AdoptedAtGeneration, s.Pods[i].Digest, s.Pods[i].Reality.Digest = 7, "m7", "m7"
 }
 
-// oneOfTwo is a controller of four pods of a role that does not change, and four of one that does, of which so many are upgraded.
+// oneOfTwo is a controller with four pods of a role that does not change, and four pods of a role that changes. updated
+// is how many of the second role are upgraded.
 func oneOfTwo(updated, limit int) *reconcile.Snapshot {
 	s := inPlace(8, 4, 8, limit)
 	s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "read", Count: count(4)})
 	s.RC.GroupManifests = map[string]string{"read": "r1"}
-	s.RC.InPlace = &rc.InPlace{From: s.RC.ManifestDigest, FromGroups: map[string]string{"read": "r0"}, Roles: []string{"read"}, Limit: limit}
+	s.RC.InPlace = &rc.InPlace{
+		From: s.RC.ManifestDigest, FromGroups: map[string]string{"read": "r0"}, Roles: []string{"read"}, Limit: limit,
+	}
 	s.RC.Service = &rc.Service{Name: "web", Revision: 2}
 	s.Manifests = map[string]*manifest.Manifest{"r0": {Version: 1, ID: "former"}, "r1": {Version: 1, ID: "p"}}
 	for i := range 4 {
@@ -320,7 +342,8 @@ func oneOfTwo(updated, limit int) *reconcile.Snapshot {
 	return s
 }
 
-// The limit counts pods of the roles that change, and so does what a rollout decides by. Pods of others are held up by no limit, and prove nothing.
+// The limit, and the status fields for rollouts, count only pods of the roles that change. Other pods have no limit,
+// and prove nothing about the change.
 func TestALimitCountsTheRolesThatChange(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -328,30 +351,63 @@ func TestALimitCountsTheRolesThatChange(t *testing.T) {
 		change         func(*reconcile.Snapshot)
 		want           string
 		status         string // updated, of which available, failing
-		gone           string // why the rollout is missed
+		gone           string // the reason of RolloutGone
 	}{
-		"none yet":                              {0, 1, nil, "read.0 p r1", "0 0 0", ""},
-		"limit 0":                               {0, 0, nil, "", "0 0 0", ""},
-		"enough":                                {1, 1, nil, "", "1 1 0", ""},
-		"more":                                  {1, 3, nil, "read.1 p r1", "1 1 0", ""},
-		"too many":                              {3, 1, nil, "read.2 former r0", "3 3 0", ""},
-		"all":                                   {4, 4, nil, "", "4 4 0", ""},
-		"no rollout":                            {1, 1, func(s *reconcile.Snapshot) { s.Rollout = "" }, "", "1 1 0", "1 of 4 pods may run the new manifest of read, and no rollout is in charge any more"},
-		"no rollout, all":                       {4, 4, func(s *reconcile.Snapshot) { s.Rollout = "" }, "", "4 4 0", ""},
-		"one of the others runs something else": {1, 1, func(s *reconcile.Snapshot) { other(s, 0) }, "main.0 p m1", "1 1 0", ""},
-		"on the way back, one of the others runs something else": {3, 1, func(s *reconcile.Snapshot) { other(s, 0); fails(s, 0) }, "main.0 p m1", "3 3 0", ""},
-		"one of the others fails":                                {1, 1, func(s *reconcile.Snapshot) { fails(s, 0) }, "", "1 1 0", ""},
-		"one of the others fails, more may go":                   {1, 2, func(s *reconcile.Snapshot) { fails(s, 0) }, "read.1 p r1", "1 1 0", ""},
-		"one of the others fails, back":                          {3, 1, func(s *reconcile.Snapshot) { fails(s, 0) }, "read.2 former r0", "3 3 0", ""},
-		"one of the others fails since it was upgraded":          {1, 2, func(s *reconcile.Snapshot) { fails(s, 0); s.Pods[0].Switching = true }, "read.1 p r1", "1 1 0", ""},
-		"one of the others has failed, and they change no more":  {1, 2, func(s *reconcile.Snapshot) { fails(s, 0); other(s, 1) }, "read.1 p r1", "1 1 0", ""},
-		"one of the others is being upgraded":                    {1, 2, func(s *reconcile.Snapshot) { comes(s, 0) }, "", "1 1 0", ""},
-		"one of the others is being upgraded, back":              {3, 1, func(s *reconcile.Snapshot) { comes(s, 0) }, "", "3 3 0", ""},
-		"one that changed fails, more may go":                    {1, 2, func(s *reconcile.Snapshot) { fails(s, 0); fails(s, 4) }, "", "1 0 1", ""},
-		"one that changed fails, and one of the others waits":    {1, 1, func(s *reconcile.Snapshot) { fails(s, 4); other(s, 0) }, "", "1 0 1", ""},
-		"one of the others has failed, and another waits":        {1, 1, func(s *reconcile.Snapshot) { fails(s, 0); other(s, 1) }, "", "1 1 0", ""},
-		"one that changed fails":                                 {1, 1, func(s *reconcile.Snapshot) { fails(s, 4) }, "", "1 0 1", ""},
-		"no roles are named: all count":                          {0, 4, func(s *reconcile.Snapshot) { s.RC.InPlace.Roles = nil }, "", "4 4 0", ""},
+		"none yet": {0, 1, nil, "read.0 p r1", "0 0 0", ""},
+		"limit 0":  {0, 0, nil, "", "0 0 0", ""},
+		"enough":   {1, 1, nil, "", "1 1 0", ""},
+		"more":     {1, 3, nil, "read.1 p r1", "1 1 0", ""},
+		"too many": {3, 1, nil, "read.2 former r0", "3 3 0", ""},
+		"all":      {4, 4, nil, "", "4 4 0", ""},
+		"no rollout": {
+			1, 1, func(s *reconcile.Snapshot) { s.Rollout = "" }, "", "1 1 0",
+			"1 of 4 pods may run the new manifest of read, and no rollout is in charge any more",
+		},
+		"no rollout, all": {
+			4, 4, func(s *reconcile.Snapshot) { s.Rollout = "" }, "", "4 4 0", "",
+		},
+		"one of the others runs something else": {
+			1, 1, func(s *reconcile.Snapshot) { other(s, 0) }, "main.0 p m1", "1 1 0", "",
+		},
+		"on the way back, one of the others runs something else": {
+			3, 1, func(s *reconcile.Snapshot) { other(s, 0); fails(s, 0) }, "main.0 p m1", "3 3 0", "",
+		},
+		"one of the others fails": {
+			1, 1, func(s *reconcile.Snapshot) { fails(s, 0) }, "", "1 1 0", "",
+		},
+		"one of the others fails, more may go": {
+			1, 2, func(s *reconcile.Snapshot) { fails(s, 0) }, "read.1 p r1", "1 1 0", "",
+		},
+		"one of the others fails, back": {
+			3, 1, func(s *reconcile.Snapshot) { fails(s, 0) }, "read.2 former r0", "3 3 0", "",
+		},
+		"one of the others fails since it was upgraded": {
+			1, 2, func(s *reconcile.Snapshot) { fails(s, 0); s.Pods[0].Switching = true }, "read.1 p r1", "1 1 0", "",
+		},
+		"one of the others has failed, and they change no more": {
+			1, 2, func(s *reconcile.Snapshot) { fails(s, 0); other(s, 1) }, "read.1 p r1", "1 1 0", "",
+		},
+		"one of the others is being upgraded": {
+			1, 2, func(s *reconcile.Snapshot) { comes(s, 0) }, "", "1 1 0", "",
+		},
+		"one of the others is being upgraded, back": {
+			3, 1, func(s *reconcile.Snapshot) { comes(s, 0) }, "", "3 3 0", "",
+		},
+		"one that changed fails, more may go": {
+			1, 2, func(s *reconcile.Snapshot) { fails(s, 0); fails(s, 4) }, "", "1 0 1", "",
+		},
+		"one that changed fails, and one of the others waits": {
+			1, 1, func(s *reconcile.Snapshot) { fails(s, 4); other(s, 0) }, "", "1 0 1", "",
+		},
+		"one of the others has failed, and another waits": {
+			1, 1, func(s *reconcile.Snapshot) { fails(s, 0); other(s, 1) }, "", "1 1 0", "",
+		},
+		"one that changed fails": {
+			1, 1, func(s *reconcile.Snapshot) { fails(s, 4) }, "", "1 0 1", "",
+		},
+		"no roles are named: all count": {
+			0, 4, func(s *reconcile.Snapshot) { s.RC.InPlace.Roles = nil }, "", "4 4 0", "",
+		},
 	} {
 		s := oneOfTwo(c.updated, c.limit)
 		if c.change != nil {
@@ -363,7 +419,7 @@ func TestALimitCountsTheRolesThatChange(t *testing.T) {
 		}
 		st := &plan.Status
 		if got := fmt.Sprintf("%d %d %d", st.Updated, st.UpdatedAvailable, len(st.Failing)); got != c.status {
-			t.Errorf("%s: the status says %s, want %s", name, got, c.status)
+			t.Errorf("%s: the status has %s, want %s", name, got, c.status)
 		}
 		why := ""
 		for _, cond := range st.Conditions {
@@ -383,24 +439,31 @@ func fails(s *reconcile.Snapshot, i int) {
 	s.Pods[i].Reality.State, s.Pods[i].Reality.Available = pod.StateFailed, false
 }
 
-// comes makes a pod one that was upgraded a moment ago, and is not available yet.
+// comes makes the state of a pod that was upgraded a moment ago, and is not available yet.
 func comes(s *reconcile.Snapshot, i int) {
 	sick(s, i)
 	s.Pods[i].Switching, s.Pods[i].ChangedAt = true, s.Now
 }
 
-// Where the upgrade stops for a pod that has failed, it says so; one that holds up nobody blocks nothing.
-func TestWhichPodBlocksOneOfTwo(t *testing.T) {
+// If the upgrade stops because of a failed pod, the status reports this. If the failed pod delays no other pod, nothing
+// is blocked.
+func TestAFailedPodBlocksOnlyIfItDelaysOthers(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*reconcile.Snapshot)
 		want   string
 	}{
-		"one of the others, more may go":    {func(s *reconcile.Snapshot) { fails(s, 0) }, ""},
-		"one that changed, more may go":     {func(s *reconcile.Snapshot) { fails(s, 0); fails(s, 4) }, "read.0"},
-		"one of the others, another waits":  {func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); other(s, 1) }, "main.0"},
-		"one of the others was upgraded":    {func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); s.Pods[0].Switching = true }, "main.0"},
-		"both, and one of the others waits": {func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); fails(s, 4); other(s, 1) }, "read.0"},
+		"one of the others, more may go": {func(s *reconcile.Snapshot) { fails(s, 0) }, ""},
+		"one that changed, more may go":  {func(s *reconcile.Snapshot) { fails(s, 0); fails(s, 4) }, "read.0"},
+		"one of the others, another waits": {
+			func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); other(s, 1) }, "main.0",
+		},
+		"one of the others was upgraded": {
+			func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); s.Pods[0].Switching = true }, "main.0",
+		},
+		"both, and one of the others waits": {
+			func(s *reconcile.Snapshot) { s.RC.InPlace.Limit = 1; fails(s, 0); fails(s, 4); other(s, 1) }, "read.0",
+		},
 	} {
 		s := oneOfTwo(1, 2)
 		c.change(s)
@@ -417,16 +480,16 @@ func TestWhichPodBlocksOneOfTwo(t *testing.T) {
 	}
 }
 
-// New pods of a role that does not change have its manifest whatever the limit, and take nothing of it; those of one that changes have the former
-// manifest beyond it. A plan with nothing amiss has converged.
-func TestNewPodsOfOneOfTwoRoles(t *testing.T) {
+// New pods of a role that does not change get its manifest with any limit, and the limit does not count them. Beyond
+// the limit, new pods of a role that changes get the former manifest. Then the controller has converged.
+func TestNewPodsGetTheManifestOfTheirRole(t *testing.T) {
 	t.Parallel()
 	s := oneOfTwo(1, 2)
 	s.RC.ReplicaGroups[0].Count, s.RC.ReplicaGroups[1].Count, s.RC.MaxSurge = count(6), count(7), count(9)
 	plan := reconcile.Compute(s)
 	var digests []string
 	for _, id := range plan.Adds {
-		digests = append(digests, fmt.Sprintf("%s.%d %s", id.Role, id.Index, s.DigestOf(id)))
+		digests = append(digests, fmt.Sprintf("%s.%d %s", id.Role, id.Index, plan.DigestOf(id)))
 	}
 	if got, want := strings.Join(digests, ", "), "main.4 m1, main.5 m1, read.4 r1, read.5 r0, read.6 r0"; got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -438,14 +501,14 @@ func TestNewPodsOfOneOfTwoRoles(t *testing.T) {
 	}
 	s = oneOfTwo(1, 1)
 	other(s, 0)
-	s.Pods[0].AdoptedAtGeneration = s.RC.Generation // as it was found: it stays
+	s.Pods[0].AdoptedAtGeneration = s.RC.Generation // kept as adopted
 	if plan := reconcile.Compute(s); plan.Status.Is(rc.Converged) || len(upgrades(&plan)) > 0 {
 		t.Errorf("%+v", plan.Status.Conditions)
 	}
 }
 
-// What rollouts decide by.
-func TestStatusOfARevision(t *testing.T) {
+// The status has the facts on which rollouts base their decisions.
+func TestAStatusHasWhatRolloutsDecideBy(t *testing.T) {
 	t.Parallel()
 	s := row(8, 8)
 	besides(s, 1, 0, 20)
@@ -460,14 +523,16 @@ func TestStatusOfARevision(t *testing.T) {
 	s.Pods[7].Reality.Hopeless, s.Pods[7].Reality.Message = true, "exits at once"
 	plan := reconcile.Compute(s)
 	st := plan.Status
-	if st.Epoch != "world" || st.Ghosts != 1 || st.StoppingLost != 1 || st.UnmanagedAvailable != 1 || st.Updated != 6 || st.UpdatedAvailable != 3 || st.StandingBy != 1 {
+	if st.Epoch != "world" || st.Ghosts != 1 || st.StoppingLost != 1 || st.UnmanagedAvailable != 1 || st.Updated != 6 ||
+		st.UpdatedAvailable != 3 || st.StandingBy != 1 {
 		t.Errorf("%+v", st)
 	}
-	if len(st.Failing) != 2 || st.Failing[0].Pod != "main.7" || !st.Failing[0].Hopeless || !strings.Contains(st.Failing[0].Reason, "exits at once") ||
+	if len(st.Failing) != 2 || st.Failing[0].Pod != "main.7" || !st.Failing[0].Hopeless ||
+		!strings.Contains(st.Failing[0].Reason, "exits at once") ||
 		st.Failing[1].Pod != "main.6" || st.Failing[1].Hopeless || st.Failing[1].Node != "n6" {
 		t.Errorf("%+v", st.Failing)
 	}
-	unhealthy := row(8, 8) // at another version, as of an earlier revision, and as it is
+	unhealthy := row(8, 8) // of another version, of an earlier revision, and of the present one
 	besides(unhealthy, 1, 0, 20)
 	for _, i := range []int{2, 3, 4} {
 		r := unhealthy.Pods[i].Reality
@@ -484,18 +549,29 @@ func TestStatusOfARevision(t *testing.T) {
 	besides(looping, 1, 0, 20)
 	for i, r := range map[int]pod.Reality{
 		0: {State: pod.StateCrashLooping, Message: "it exits", Restarts: 3, LogTail: "no such table"},
-		1: {State: pod.StateRunning, Restarts: 1, LastExit: &pod.Exit{Launchable: "server", Code: 3}, LogTail: strings.Repeat("é", pod.MaxLogTail/2)},
+		1: {
+			State: pod.StateRunning, Restarts: 1, LastExit: &pod.Exit{Launchable: "server", Code: 3},
+			LogTail: strings.Repeat("é", pod.MaxLogTail/2),
+		},
 		2: {State: pod.StateFailed, Message: "refused", Digest: "m0", LogTail: "of another version"},
+		3: {
+			State: pod.StateUnhealthy, Message: "503", LastExit: &pod.Exit{Launchable: "server", Code: 3},
+			LogTail: strings.Repeat("x", 250),
+		},
 	} {
 		at := looping.Pods[i].Reality
-		at.State, at.Available, at.Message, at.Restarts, at.LastExit, at.LogTail = r.State, false, r.Message, r.Restarts, r.LastExit, r.LogTail
+		at.State, at.Available, at.Message = r.State, false, r.Message
+		at.Restarts, at.LastExit, at.LogTail = r.Restarts, r.LastExit, r.LogTail
 		if r.Digest != "" {
 			at.Digest = r.Digest
 		}
 	}
-	for rollout, ends := range map[string][2]string{
-		"":      {"", ""},
-		"web/1": {"; its log ends: no such table", "; its log ends: ..." + strings.Repeat("é", 125)},
+	for rollout, ends := range map[string][3]string{
+		"": {},
+		"web/1": {
+			"; its log ends: no such table", "; its log ends: ..." + strings.Repeat("é", 125),
+			"; its log ends: " + strings.Repeat("x", 250),
+		},
 	} {
 		looping.Rollout = rollout
 		plan = reconcile.Compute(looping)
@@ -503,6 +579,7 @@ func TestStatusOfARevision(t *testing.T) {
 			{Pod: "main.0", Node: "n0", Reason: "crash-looping: it exits" + ends[0]},
 			{Pod: "main.1", Node: "n1", Reason: "running; server ended with exit status 3 before" + ends[1]},
 			{Pod: "main.2", Node: "n2", Reason: "failed: refused"},
+			{Pod: "main.3", Node: "n3", Reason: "unhealthy: 503" + ends[2]},
 		}
 		if !reflect.DeepEqual(plan.Status.Failing, want) {
 			t.Errorf("rollout %q: %+v, want %+v", rollout, plan.Status.Failing, want)
@@ -514,7 +591,8 @@ func TestStatusOfARevision(t *testing.T) {
 		fail(s, i)
 	}
 	s.Pods[0].Digest, s.Nodes["n1"].Alive = "m0", false
-	if plan = reconcile.Compute(s); len(plan.Status.Failing) != rc.MaxFailing || plan.Status.Failing[0].Pod != "main.2" {
+	if plan = reconcile.Compute(s); len(plan.Status.Failing) != rc.MaxFailing ||
+		plan.Status.Failing[0].Pod != "main.2" {
 		t.Errorf("%+v", plan.Status.Failing)
 	}
 	for name, change := range map[string]func(*reconcile.Snapshot){
@@ -531,9 +609,9 @@ func TestStatusOfARevision(t *testing.T) {
 	}
 }
 
-// Pods take their service's name or leave it without another change; as many leave as the minimum allows, and what was found running, or
-// has something else to do, does not.
-func TestSwitchingNames(t *testing.T) {
+// Pods begin or cease to have their service's name without another change. As many cease to have it as the minimum
+// allows. A pod that is kept as adopted, or has another change, does neither.
+func TestPodsSwitchNamesWithinTheMinimum(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		leave  bool
@@ -542,15 +620,17 @@ func TestSwitchingNames(t *testing.T) {
 		want   int
 		waits  bool
 	}{
-		"all take it":         {false, 0, nil, 3, false},
-		"one leaves":          {true, 0, nil, 1, true},
-		"two leave":           {true, 1, nil, 2, true},
-		"all leave":           {true, 2, nil, 3, false},
-		"one is not well":     {true, 0, func(s *reconcile.Snapshot) { sick(s, 1) }, 1, true},
-		"holding":             {false, 0, func(s *reconcile.Snapshot) { s.Hold = "new" }, 0, false},
-		"found":               {false, 0, func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 }, 2, false},
-		"one stops":           {false, 0, func(s *reconcile.Snapshot) { stopAt(&s.Pods[0], s) }, 2, false},
-		"as it is":            {false, 0, func(s *reconcile.Snapshot) { s.Pods[0].Placement.Standby = false }, 2, false},
+		"all take it":     {false, 0, nil, 3, false},
+		"one leaves":      {true, 0, nil, 1, true},
+		"two leave":       {true, 1, nil, 2, true},
+		"all leave":       {true, 2, nil, 3, false},
+		"one is not well": {true, 0, func(s *reconcile.Snapshot) { sick(s, 1) }, 1, true},
+		"holding":         {false, 0, func(s *reconcile.Snapshot) { s.Hold = "new" }, 0, false},
+		"found":           {false, 0, func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 }, 2, false},
+		"one stops":       {false, 0, func(s *reconcile.Snapshot) { stopAt(&s.Pods[0], s) }, 2, false},
+		"as it is": {
+			false, 0, func(s *reconcile.Snapshot) { s.Pods[0].Placement.Standby = false }, 2, false,
+		},
 		"disabled":            {false, 0, func(s *reconcile.Snapshot) { s.RC.Disabled = true }, 0, false},
 		"no longer a service": {false, 0, func(s *reconcile.Snapshot) { s.RC.Service = nil }, 3, false},
 	} {
@@ -572,8 +652,9 @@ func TestSwitchingNames(t *testing.T) {
 			}
 			n++
 			in := ch.Intents[0].Intent
-			if ch.Placement.Standby != c.leave || in.Standby != c.leave || in.Revision <= 5 || in.Digest != "m1" || in.State != pod.Running || !ch.NeedsSchema ||
-				ch.Takes != (c.leave && s.Pods[ch.Identity.Index].Reality.Available) || len(ch.Reserve) > 0 {
+			if ch.Placement.Standby != c.leave || in.Standby != c.leave || in.Revision <= 5 || in.Digest != "m1" ||
+				in.State != pod.Running || !ch.NeedsSchema ||
+				ch.TakesAvailable != (c.leave && s.Pods[ch.Identity.Index].Reality.Available) || len(ch.Reserve) > 0 {
 				t.Errorf("%s: %+v", name, ch)
 			}
 		}
@@ -583,15 +664,16 @@ func TestSwitchingNames(t *testing.T) {
 	}
 }
 
-// A new pod stands by from the start where its controller's do, one that is found too; and an intent that says otherwise is written again.
-func TestStandingByFromTheStart(t *testing.T) {
+// A new pod of a standby controller is standby from the start, and so is a pod that is adopted. An intent that differs
+// is written again.
+func TestPodsOfAStandbyControllerAreStandby(t *testing.T) {
 	t.Parallel()
 	s := row(1, 2)
 	besides(s, 0, 0, 20)
 	s.RC.Service.Standby = true
 	s.Pods[0].Placement.Standby, s.Pods[0].Reality.Standby = true, true
 	plan := reconcile.Compute(s)
-	if ch := reconcile.NewPlacer(s).On(plan.Adds[0], "n1"); !ch.Placement.Standby || !ch.Intents[0].Intent.Standby {
+	if ch := plan.Placer().On(plan.Adds[0], "n1"); !ch.Placement.Standby || !ch.Intents[0].Intent.Standby {
 		t.Errorf("%+v", ch)
 	}
 	s.Orphans = []reconcile.Orphan{orphan("n2", 1, 6)}
@@ -599,20 +681,23 @@ func TestStandingByFromTheStart(t *testing.T) {
 		t.Errorf("%+v", plan.Changes)
 	}
 	s.Orphans = nil
-	told := s.Pods[0].Placement.Intent()
-	told.Standby = false
-	s.Pods[0].Intents = map[string]*pod.Intent{"n0": &told}
+	intent := s.Pods[0].Placement.Intent()
+	intent.Standby = false
+	s.Pods[0].Intents = map[string]*pod.Intent{"n0": &intent}
 	if plan = reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Repair {
 		t.Errorf("%+v", plan.Changes)
 	}
 }
 
-// A pod reserves what the manifest says that it has, or gets next; of no pod in particular it is what the controller places with.
-func TestWhatAnUpgradeInPlaceReserves(t *testing.T) {
+// A pod reserves the share for its present manifest, or for the manifest that it gets next. The default lot reserves
+// the share for the controller's manifest.
+func TestAnUpgradeInPlaceReservesForItsManifest(t *testing.T) {
 	t.Parallel()
 	s := inPlace(3, 3, 1, 1)
 	s.Manifests["m0"].Launchables = []manifest.Launchable{{Resources: manifest.Resources{CPU: 700}}}
-	former, present := reconcile.NewClaim(s, s.Pods[2].Identity), reconcile.NewClaim(s, s.Pods[0].Identity)
+	plan := reconcile.Compute(s)
+	lots := plan.Lots([]pod.Identity{s.Pods[2].Identity, s.Pods[0].Identity})
+	former, present := lots[0].Rule.Ask, lots[1].Rule.Ask
 	if former.CPU != 700 || present.CPU == 700 {
 		t.Errorf("former %+v, present %+v", former, present)
 	}

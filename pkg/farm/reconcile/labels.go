@@ -8,68 +8,62 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// labelling gives pods the labels that they shall have by now.
 type labelling struct{ *draft }
 
-// relabel writes labels of running pods anew where pod_labels have changed. A revision without a new digest restarts
-// nothing, and ChangedAt stays, because nothing else about the pod has changed. A pod that was found running stays as it
-// is. In an upgrade in place a pod gets them with its manifest, when its turn comes.
-func (c labelling) relabel() {
+// relabel writes the labels of running pods again when pod_labels have changed. It restarts no pod, and does not change
+// ChangedAt. In an upgrade in place, a pod gets the new labels with its new manifest.
+func (l labelling) relabel() {
 	type kind struct{ digest, podID string }
-	byKind := map[kind]map[string]string{} // pods are many and kinds are few
-	for p := range c.openRunning() {
-		m := c.s.ManifestOf(p.Digest)
-		if m == nil || !c.follows(p) {
+	byKind := map[kind]map[string]string{} // many pods have the same kind, so each set is made once
+	for p := range l.openRunning() {
+		m := l.f.ManifestOf(p.Digest)
+		if m == nil || !l.takesLabels(p) {
 			continue
 		}
 		of := kind{p.Digest, p.PodID}
 		labels := byKind[of]
 		if labels == nil {
-			labels = c.s.RC.PodLabelSet(p.PodID, m.Labels, nil)
+			labels = l.f.RC.PodLabelSet(p.PodID, m.Labels, nil)
 			byKind[of] = labels
 		}
 		if len(p.OwnLabels) > 0 {
-			labels = c.s.RC.PodLabelSet(p.PodID, m.Labels, p.OwnLabels)
+			labels = l.f.RC.PodLabelSet(p.PodID, m.Labels, p.OwnLabels)
 		}
-		if maps.Equal(labels, p.Labels) || c.startsBeside(p) {
+		if maps.Equal(labels, p.Labels) || l.startsBeside(p) {
 			continue
 		}
-		if c.s.Hold != "" {
-			c.waiting = true
+		if l.f.Hold != "" {
+			l.waiting = true
 			return
 		}
-		c.label(p, labels, p.OwnLabels, "its controller gives its pods other labels")
+		l.label(p, labels, p.OwnLabels, "its controller gives its pods other labels")
 	}
 }
 
-// follows reports whether a pod gets the present labels of its controller and its manifest before anything else about
-// it changes.
-func (c labelling) follows(p *Pod) bool {
-	return !c.s.stays(p) && (c.s.RC.InPlace == nil || c.s.current(p))
+// takesLabels reports whether a pod gets its controller's and manifest's present labels now.
+func (l labelling) takesLabels(p *Pod) bool {
+	return !l.f.keptAsAdopted(p) && (l.f.RC.InPlace == nil || l.f.current(p))
 }
 
-// maxAsked is how many requests about one pod are one change, which one transaction takes.
+// maxAsked limits the requests that one change carries out, because a transaction has a largest size.
 const maxAsked = 16
 
-// carryOut gives pods the labels of their own that people ask for. All requests about one pod, in the order in which
-// they were made, are one change, and a later pass carries out those beyond maxAsked. A request is void when the pod
-// is not on that node any more, or stops. It stays while the pod has another change to make, or farms wait for nodes
-// to speak (R1).
-func (c labelling) carryOut() {
+// carryOut gives pods the own labels that operators ask for. One change carries out the requests about a pod, in their
+// order. A later pass carries out the requests beyond maxAsked. Requests wait while the pod has another change, and
+// during a hold (R1).
+func (l labelling) carryOut() {
 	own, asked := map[pod.Identity]map[string]string{}, map[pod.Identity][]string{}
-	for _, r := range c.s.Requests {
-		if r.Label == nil || c.changed[r.Pod] || len(asked[r.Pod]) == maxAsked {
+	for _, r := range l.f.Requests {
+		if r.Label == nil || l.changed[r.Pod] || len(asked[r.Pod]) == maxAsked {
 			continue // the next look
 		}
-		if c.s.Hold != "" {
-			c.waiting = true
+		if l.f.Hold != "" {
+			l.waiting = true
 			continue
 		}
-		p := c.s.find(r.Pod)
-		if why := c.unlabelled(p, r, own[r.Pod]); why != "" {
-			c.plan.Answered = append(c.plan.Answered, r.ID)
-			c.plan.Void = append(c.plan.Void, Void{Request: r.ID, Node: r.Node, Reason: fmt.Sprintf(
-				"request %s to label %s.%d on %s is void: %s", r.ID, r.Pod.Role, r.Pod.Index, r.Node, why)})
+		p := l.f.find(r.Pod)
+		if why := l.unlabelled(p, r, own[r.Pod]); why != "" {
+			l.void(&r, "label", why)
 			continue
 		}
 		if own[r.Pod] == nil {
@@ -78,28 +72,28 @@ func (c labelling) carryOut() {
 		r.Label.On(own[r.Pod])
 		asked[r.Pod] = append(asked[r.Pod], r.ID)
 	}
-	for p := range c.openRunning() {
+	for p := range l.openRunning() {
 		requests := asked[p.Identity]
 		switch {
-		case len(requests) == 0 || c.startsBeside(p):
+		case len(requests) == 0 || l.startsBeside(p):
 		case maps.Equal(own[p.Identity], p.OwnLabels):
-			c.plan.Answered = append(c.plan.Answered, requests...)
+			l.plan.Answered = append(l.plan.Answered, requests...)
 		default:
-			ch := c.label(p, c.labelsWith(p, own[p.Identity]), own[p.Identity], "its own labels are changed, as asked")
+			ch := l.label(p, l.labelsWith(p, own[p.Identity]), own[p.Identity], "its own labels are changed, as asked")
 			ch.Answers = requests
 		}
 	}
 }
 
-// unlabelled says why a request to label a pod is void, "" where it is not. own are the pod's own labels after the
-// requests before it; nil: there are none before it.
-func (c labelling) unlabelled(p *Pod, r Request, own map[string]string) string {
+// unlabelled returns why a request is void, "" if it is not. own has the pod's own labels after the earlier requests;
+// nil: there was none.
+func (l labelling) unlabelled(p *Pod, r Request, own map[string]string) string {
 	switch {
 	case p == nil || p.Node != r.Node:
 		return "the pod is not there any more"
 	case p.RunState != pod.Running:
 		return "the pod stops"
-	case c.s.RC.DeletedAt != nil && !c.s.stays(p):
+	case l.f.RC.DeletedAt != nil && !l.f.keptAsAdopted(p):
 		return "its controller is deleted"
 	case own == nil:
 		own = p.OwnLabels
@@ -111,7 +105,7 @@ func (c labelling) unlabelled(p *Pod, r Request, own map[string]string) string {
 	return ""
 }
 
-// On makes the change of a pod's own labels.
+// On applies the change to a pod's own labels.
 func (l *Labels) On(own map[string]string) {
 	maps.Copy(own, l.Set)
 	for _, key := range l.Remove {
@@ -119,11 +113,12 @@ func (l *Labels) On(own map[string]string) {
 	}
 }
 
-// labelsWith returns the labels of a pod with others of its own. A pod that does not follow its controller now keeps
-// what it has of that: a label of the controller that its own one has hidden shows when it follows again.
-func (c labelling) labelsWith(p *Pod, own map[string]string) map[string]string {
-	if m := c.s.ManifestOf(p.Digest); m != nil && !c.s.RC.Disabled && c.follows(p) {
-		return c.s.RC.PodLabelSet(p.PodID, m.Labels, own)
+// labelsWith returns the labels of a pod with other own labels. A pod that does not take its controller's labels now
+// keeps the others that it has. A label of the controller that an own label has hidden appears when the pod takes its
+// controller's labels again.
+func (l labelling) labelsWith(p *Pod, own map[string]string) map[string]string {
+	if m := l.f.ManifestOf(p.Digest); m != nil && !l.f.RC.Disabled && l.takesLabels(p) {
+		return l.f.RC.PodLabelSet(p.PodID, m.Labels, own)
 	}
 	labels := field.Merge(p.Labels)
 	for key := range p.OwnLabels {
@@ -133,17 +128,16 @@ func (c labelling) labelsWith(p *Pod, own map[string]string) map[string]string {
 	return labels
 }
 
-// label plans the change of a pod's labels. It returns the change, which is the last of the plan.
-func (c labelling) label(p *Pod, labels, own map[string]string, reason string) *Change {
+// label plans and returns the change of a pod's labels, the last one in the plan.
+func (l labelling) label(p *Pod, labels, own map[string]string, reason string) *Change {
 	next := p.Placement
-	next.Labels, next.OwnLabels, next.Revision = labels, own, p.nextRevision(c.s.Now)
+	next.Labels, next.OwnLabels, next.Revision = labels, own, p.nextRevision(l.f.Now)
 	if len(own) == 0 {
 		next.OwnLabels = nil
 	}
-	in := next.Intent()
-	c.add(Change{
-		Action: Relabel, Identity: p.Identity, Index: p.Index, Placement: &next, Reason: reason,
-		NeedsSchema: true, Intents: []IntentChange{{Node: p.Node, Intent: &in}},
-	})
-	return &c.plan.Changes[len(c.plan.Changes)-1]
+	ch := p.change(Relabel, &next, reason)
+	ch.NeedsSchema = true
+	ch.setIntent(p.Node, next.Intent())
+	l.add(ch)
+	return &l.plan.Changes[len(l.plan.Changes)-1]
 }

@@ -12,9 +12,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// Running pods get the labels that their controller gives them now, those of their own manifest among them, and
-// nothing else about them changes.
-func TestRelabel(t *testing.T) {
+// Running pods get the present labels of their controller and of their own manifest. Nothing else about them changes.
+func TestPodsGetTheLabelsOfTheirController(t *testing.T) {
 	t.Parallel()
 	team := func(value string) map[string]string {
 		labels := given("p")
@@ -23,11 +22,13 @@ func TestRelabel(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		change func(*reconcile.Snapshot)
-		want   []int // indices of those that are labelled anew
+		want   []int // indices of the pods that are relabelled
 	}{
-		"all three":         {func(*reconcile.Snapshot) {}, []int{0, 1, 2}},
-		"one has them":      {func(s *reconcile.Snapshot) { s.Pods[1].Labels = team("a") }, []int{0, 2}},
-		"a label goes":      {func(s *reconcile.Snapshot) { s.RC.PodLabels = nil; s.Pods[2].Labels = team("a") }, []int{2}},
+		"all three":    {func(*reconcile.Snapshot) {}, []int{0, 1, 2}},
+		"one has them": {func(s *reconcile.Snapshot) { s.Pods[1].Labels = team("a") }, []int{0, 2}},
+		"a label goes": {
+			func(s *reconcile.Snapshot) { s.RC.PodLabels = nil; s.Pods[2].Labels = team("a") }, []int{2},
+		},
 		"another value":     {func(s *reconcile.Snapshot) { s.Pods[0].Labels = team("b") }, []int{0, 1, 2}},
 		"found running":     {func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 }, []int{1, 2}},
 		"one stops":         {func(s *reconcile.Snapshot) { stopAt(&s.Pods[0], s) }, []int{1, 2}},
@@ -35,7 +36,10 @@ func TestRelabel(t *testing.T) {
 		"holding":           {func(s *reconcile.Snapshot) { s.Hold = "n3 has not spoken" }, nil},
 		"disabled":          {func(s *reconcile.Snapshot) { s.RC.Disabled = true }, nil},
 		"manifest unread":   {func(s *reconcile.Snapshot) { s.Manifest = nil }, nil},
-		"by the manifest's": {func(s *reconcile.Snapshot) { s.RC.PodLabels, s.Manifest.Labels = nil, map[string]string{"team": "a"} }, []int{0, 1, 2}},
+		"by the manifest's": {
+			func(s *reconcile.Snapshot) { s.RC.PodLabels, s.Manifest.Labels = nil, map[string]string{"team": "a"} },
+			[]int{0, 1, 2},
+		},
 	} {
 		s := row(3, 3)
 		s.RC.PodLabels = map[string]string{"team": "a"}
@@ -51,8 +55,10 @@ func TestRelabel(t *testing.T) {
 			if name == "a label goes" {
 				want = given("p")
 			}
-			if !maps.Equal(next.Labels, want) || !maps.Equal(in.Labels, want) || next.Revision <= was.Revision || in.Revision != next.Revision ||
-				next.Digest != was.Digest || !next.ChangedAt.Equal(was.ChangedAt) || in.State != pod.Running || ch.Takes || len(ch.Reserve) > 0 || !ch.NeedsSchema {
+			if !maps.Equal(next.Labels, want) || !maps.Equal(in.Labels, want) || next.Revision <= was.Revision ||
+				in.Revision != next.Revision ||
+				next.Digest != was.Digest || !next.ChangedAt.Equal(was.ChangedAt) || in.State != pod.Running ||
+				ch.TakesAvailable || len(ch.Reserve) > 0 || !ch.NeedsSchema {
 				t.Errorf("%s: %+v", name, ch)
 			}
 		}
@@ -61,12 +67,12 @@ func TestRelabel(t *testing.T) {
 			want[i] = true
 		}
 		if !maps.Equal(got, want) {
-			t.Errorf("%s: labelled anew are %v, want %v", name, got, want)
+			t.Errorf("%s: relabelled are %v, want %v", name, got, want)
 		}
 	}
 }
 
-// While labels are withheld nothing has converged.
+// While labels wait for a hold, the controller has not converged.
 func TestLabelsWaitForTheHold(t *testing.T) {
 	t.Parallel()
 	for labels, want := range map[string]bool{"a": true, "": false} {
@@ -80,7 +86,7 @@ func TestLabelsWaitForTheHold(t *testing.T) {
 	}
 }
 
-// In an upgrade in place pods that have the former manifest keep their labels until their turn comes.
+// In an upgrade in place, pods with the former manifest keep their labels until their turn comes.
 func TestLabelsGoWithAnUpgradeInPlace(t *testing.T) {
 	t.Parallel()
 	s := row(3, 3)
@@ -98,19 +104,20 @@ func TestLabelsGoWithAnUpgradeInPlace(t *testing.T) {
 	}
 }
 
-// A pod that is upgraded gets its labels with that, in one change.
+// A pod that is upgraded gets its labels in the same change.
 func TestAnUpgradeBringsTheLabels(t *testing.T) {
 	t.Parallel()
 	s := row(1, 1)
 	s.RC.PodLabels = map[string]string{"team": "a"}
 	s.Pods[0].Digest, s.RC.MinAvailable = "m0", count(0)
 	plan := reconcile.Compute(s)
-	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Upgrade || plan.Changes[0].Placement.Labels["team"] != "a" {
+	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Upgrade ||
+		plan.Changes[0].Placement.Labels["team"] != "a" {
 		t.Errorf("the changes are %+v", plan.Changes)
 	}
 }
 
-// asked leaves n requests to label one pod.
+// asked adds n requests to label one pod.
 func asked(s *reconcile.Snapshot, i, n int) {
 	for k := range n {
 		s.Requests = append(s.Requests, reconcile.Request{
@@ -120,8 +127,8 @@ func asked(s *reconcile.Snapshot, i, n int) {
 	}
 }
 
-// A label that somebody asks for decides not which pod stops.
-func TestALabelChoosesNoPod(t *testing.T) {
+// A label that an operator asks for does not decide which pod stops.
+func TestALabelDoesNotDecideWhichPodStops(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
 		for _, requests := range []int{0, 1} {
@@ -144,19 +151,20 @@ func TestALabelChoosesNoPod(t *testing.T) {
 	}
 }
 
-// Requests beyond what one transaction takes wait for a later pass, and the first ones are carried out first.
-func TestManyLabelsOfOnePod(t *testing.T) {
+// Requests beyond what one transaction takes wait for a later pass. The first requests are carried out first.
+func TestManyLabelRequestsTakeSeveralPasses(t *testing.T) {
 	t.Parallel()
 	s := spoken(2, 2)
 	asked(s, 1, 150)
 	plan := reconcile.Compute(s)
-	if len(plan.Changes) != 1 || len(plan.Changes[0].Answers) != 16 || plan.Changes[0].Placement.OwnLabels["x"] != "15" {
+	if len(plan.Changes) != 1 || len(plan.Changes[0].Answers) != 16 ||
+		plan.Changes[0].Placement.OwnLabels["x"] != "15" {
 		t.Errorf("%+v", plan.Changes)
 	}
 }
 
-// While farms wait for nodes to speak, requests wait, also those that would be void.
-func TestLabelsWaitForNodes(t *testing.T) {
+// While a farm waits for nodes to speak, requests wait, even those that would be void.
+func TestLabelRequestsWaitForTheHold(t *testing.T) {
 	t.Parallel()
 	s := spoken(2, 2)
 	asked(s, 1, 1)

@@ -8,7 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// recordless is the snapshot of a controller without a record that is swept, with what nodes were told of its first replica.
+// recordless is the snapshot of a controller without a record. Its first replica has intents on the given nodes, and a
+// request asks for the stop of these leftovers.
 func recordless(on ...string) *reconcile.Snapshot {
 	s := snapshotOf(0)
 	now := s.Now
@@ -22,7 +23,7 @@ func recordless(on ...string) *reconcile.Snapshot {
 	return s
 }
 
-// What nodes were told of a controller that is gone is stopped by way of a placement, one copy after the other.
+// Copies that a removed controller has left get a placement, and are stopped, one after the other.
 func TestLeftoversStop(t *testing.T) {
 	t.Parallel()
 	s := recordless("n0", "n1")
@@ -31,8 +32,10 @@ func TestLeftoversStop(t *testing.T) {
 		t.Fatalf("%+v", plan)
 	}
 	ch := plan.Changes[0]
-	if ch.Action != reconcile.Stop || ch.Index != 0 || !ch.NeedsBreaker || ch.Placement.RunState != pod.Stopped || ch.Placement.Node != "n1" ||
-		ch.Placement.StoppingSince == nil || len(ch.Intents) != 1 || ch.Intents[0].Intent.State != pod.Stopped || ch.Intents[0].Intent.Revision <= 6 {
+	if ch.Action != reconcile.Stop || ch.Index != 0 || !ch.NeedsBreaker || ch.Placement.RunState != pod.Stopped ||
+		ch.Placement.Node != "n1" ||
+		ch.Placement.StoppingSince == nil || len(ch.Intents) != 1 || ch.Intents[0].Intent.State != pod.Stopped ||
+		ch.Intents[0].Intent.Revision <= 6 {
 		t.Fatalf("%+v", ch)
 	}
 	s.Pods = []reconcile.Pod{{Placement: *ch.Placement, Index: 9, Reality: s.Leftovers[1].Reality}}
@@ -42,8 +45,10 @@ func TestLeftoversStop(t *testing.T) {
 		t.Fatalf("%+v", plan)
 	}
 	ch = plan.Changes[0]
-	if g := ch.Placement.Ghosts; ch.Index != 9 || len(g) != 1 || g[0].Node != "n0" || g[0].Revision <= s.Pods[0].Revision ||
-		ch.Intents[0].Node != "n0" || ch.Intents[0].Intent.State != pod.Stopped || ch.Intents[0].Intent.Revision != g[0].Revision {
+	if g := ch.Placement.Ghosts; ch.Index != 9 || len(g) != 1 || g[0].Node != "n0" ||
+		g[0].Revision <= s.Pods[0].Revision ||
+		ch.Intents[0].Node != "n0" || ch.Intents[0].Intent.State != pod.Stopped ||
+		ch.Intents[0].Intent.Revision != g[0].Revision {
 		t.Errorf("%+v", ch)
 	}
 	s.Pods[0].Placement = *ch.Placement
@@ -52,8 +57,8 @@ func TestLeftoversStop(t *testing.T) {
 	}
 }
 
-// A leftover that was told to stop by a clock that was ahead is told so again at a higher revision.
-func TestALeftoverOfAClockThatWasAhead(t *testing.T) {
+// A leftover whose stop has a revision from a clock that was ahead is asked to stop again at a higher revision.
+func TestALeftoverStopsAboveARevisionInTheFuture(t *testing.T) {
 	t.Parallel()
 	s := recordless("n0")
 	ahead := s.Now.Add(time.Hour).UnixMilli()
@@ -63,7 +68,7 @@ func TestALeftoverOfAClockThatWasAhead(t *testing.T) {
 	}
 }
 
-// While nothing may be stopped a leftover waits, and the request for its end stays.
+// While nothing may be stopped, a leftover and the request for its stop wait.
 func TestALeftoverWaits(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*reconcile.Snapshot){

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// next is the placement after a plan.
+// next returns the placement after a plan.
 func next(t *testing.T, plan *reconcile.Plan, p *reconcile.Pod) pod.Placement {
 	t.Helper()
 	for _, ch := range plan.Changes {
@@ -24,7 +24,7 @@ func next(t *testing.T, plan *reconcile.Plan, p *reconcile.Pod) pod.Placement {
 	return p.Placement
 }
 
-// Consul forgets a failed agent some day. What died with the machine has not come back by that.
+// Consul forgets a failed agent after some time. This does not mean that the machine has come back.
 func TestAMachineStaysLostUntilItsPreparerIsBack(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(2)
@@ -49,7 +49,8 @@ func TestAMachineStaysLostUntilItsPreparerIsBack(t *testing.T) {
 		t.Fatalf("failed: %+v", p.Placement)
 	}
 	plan = look(false, false)
-	if p.LostSince != since || p.UnmanagedSince != nil || plan.Status.Lost != 1 || plan.Status.Available != 1 || !plan.Status.Is(rc.NodeLost) || plan.Status.Is(rc.Converged) {
+	if p.LostSince != since || p.UnmanagedSince != nil || plan.Status.Lost != 1 || plan.Status.Available != 1 ||
+		!plan.Status.Is(rc.NodeLost) || plan.Status.Is(rc.Converged) {
 		t.Errorf("forgotten: %+v, status %+v", p.Placement, plan.Status)
 	}
 	if plan = look(true, false); p.LostSince != nil || plan.Status.Lost != 0 {
@@ -60,7 +61,7 @@ func TestAMachineStaysLostUntilItsPreparerIsBack(t *testing.T) {
 	}
 }
 
-// The same holds for a copy that was left behind, whether it was the machine's loss that made the pod move or not.
+// The same holds for a former copy, whether the pod moved because of the loss or not.
 func TestAFormerCopyOnALostMachineStaysLost(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
@@ -68,7 +69,8 @@ func TestAFormerCopyOnALostMachineStaysLost(t *testing.T) {
 	p := &s.Pods[0]
 	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 	plan := reconcile.Compute(s)
-	if ghosts := reconcile.NewPlacer(s).On(p.Identity, "n1").Placement.Ghosts; len(ghosts) != 1 || !ghosts[0].MachineLost || !ghosts[0].LeftBecauseLost {
+	if ghosts := plan.Placer().On(p.Identity, "n1").Placement.Ghosts; len(ghosts) != 1 || !ghosts[0].MachineLost ||
+		!ghosts[0].LeftBecauseLost {
 		t.Errorf("moved off a lost machine: %+v, plan %+v", ghosts, plan)
 	}
 
@@ -93,8 +95,8 @@ func TestAFormerCopyOnALostMachineStaysLost(t *testing.T) {
 	}
 }
 
-// What a move would have brought along is written alone where a scheduler fails (P7).
-func TestALossIsMarkedThoughNothingCanBeScheduled(t *testing.T) {
+// If a scheduler fails, what the move would have written about the loss is written alone (P7).
+func TestALossIsRecordedIfTheSchedulerFails(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	s.RC.NodeLoss.After = new(field.Duration)
@@ -104,15 +106,39 @@ func TestALossIsMarkedThoughNothingCanBeScheduled(t *testing.T) {
 	if len(plan.Adds) != 1 || len(plan.Changes) != 0 {
 		t.Fatalf("adds %v, changes %v", plan.Adds, plan.Changes)
 	}
-	plan.Unscheduled(s, "out of order")
-	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Mark || plan.Changes[0].Placement.LostSince == nil {
+	plan.Unscheduled("out of order")
+	if len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Mark ||
+		plan.Changes[0].Placement.LostSince == nil {
 		t.Errorf("changes %v", plan.Changes)
 	}
 }
 
-// A lost pod is replaced once there is room for one more: while another one moves, both of its copies take some (P6). The room that its
-// new copy takes is not there for a pod that is missing besides.
-func TestALostPodWaitsForRoom(t *testing.T) {
+// If pods are placed lot by lot, the loss of each pod is written once.
+func TestAFailedSchedulerMarksOnlyThePodsItWasAskedFor(t *testing.T) {
+	t.Parallel()
+	s := snapshotOf(2)
+	s.RC.NodeLoss.After = new(field.Duration)
+	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+	for _, name := range []string{"n0", "n1"} {
+		s.Nodes[name].Alive, s.Nodes[name].MachineLost = false, true
+	}
+	plan := reconcile.Compute(s)
+	adds := plan.Adds
+	if len(adds) != 2 {
+		t.Fatalf("adds %v", adds)
+	}
+	for i := range adds {
+		plan.Adds = adds[i : i+1]
+		plan.Unscheduled("out of order")
+		if len(plan.Changes) != i+1 || plan.Changes[i].Identity != adds[i] {
+			t.Errorf("after %d lots: changes %v", i+1, plan.Changes)
+		}
+	}
+}
+
+// A lost pod is replaced when one more copy is allowed. While another pod moves, both of its copies use a slot (P6).
+// The replaced pod uses a slot, too, so a missing pod cannot get it.
+func TestALostPodWaitsForASlot(t *testing.T) {
 	t.Parallel()
 	for desired, wanted := range map[int][]int{2: {0, 1}, 3: {1, 2}} { // how many are placed at each surge
 		for surge, want := range wanted {
@@ -121,7 +147,8 @@ func TestALostPodWaitsForRoom(t *testing.T) {
 			s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 			since := s.Now.Add(-time.Minute)
 			s.Nodes["n1"].Alive, s.Nodes["n1"].MachineLost, s.Pods[1].LostSince = false, true, &since
-			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4, Since: since}} // has yet to stop
+			// The stop of the former copy is not confirmed yet.
+			s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4, Since: since}}
 			if plan := reconcile.Compute(s); len(plan.Adds) != want {
 				t.Errorf("%d desired, surge %d: adds %v", desired, surge, plan.Adds)
 			}
@@ -129,9 +156,9 @@ func TestALostPodWaitsForRoom(t *testing.T) {
 	}
 }
 
-// A node that came back and lost its preparer again before its owner looked has not died a second time: what the placements say is
-// about another death, and the time counts from now.
-func TestALossIsAboutOneDeath(t *testing.T) {
+// A node that came back and lost its preparer again before its owner looked has another death. The times in the
+// placements belong to the earlier death, so the wait begins now.
+func TestALossCountsForOneDeath(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(2)
 	s.RC.NodeLoss.After = new(field.Duration)
@@ -144,27 +171,29 @@ func TestALossIsAboutOneDeath(t *testing.T) {
 	former.Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4, MachineLost: true, DeadIndex: 50}}
 	plan := reconcile.Compute(s)
 	p.Placement, former.Placement = next(t, &plan, p), next(t, &plan, former)
-	if p.LostSince != nil || p.UnmanagedSince == nil || !p.UnmanagedSince.Equal(s.Now) || p.DeadIndex != 40 || plan.Status.Lost != 0 || plan.Status.Available != 2 || len(plan.Adds) > 0 {
+	if p.LostSince != nil || p.UnmanagedSince == nil || !p.UnmanagedSince.Equal(s.Now) || p.DeadIndex != 40 ||
+		plan.Status.Lost != 0 || plan.Status.Available != 2 || len(plan.Adds) > 0 {
 		t.Errorf("%+v, status %+v, adds %v", p.Placement, plan.Status, plan.Adds)
 	}
 	if g := former.Placement.Ghosts[0]; g.MachineLost || g.DeadIndex != 0 {
 		t.Errorf("former copy %+v", g)
 	}
 
-	// Consul says that this time the machine died.
+	// Consul reports that this time the machine died.
 	s.Nodes["n3"].MachineLost = true
 	plan = reconcile.Compute(s)
 	former.Placement = next(t, &plan, former)
 	if g := former.Placement.Ghosts[0]; !g.MachineLost || g.DeadIndex != 60 {
 		t.Errorf("former copy %+v", g)
 	}
-	if ch := plan.Changes[0]; len(plan.Changes) != 1 || len(ch.NeedsDead) != 1 || ch.NeedsDead[0] != (reconcile.DeadNode{Name: "n3", Index: 60}) {
+	if ch := plan.Changes[0]; len(plan.Changes) != 1 || len(ch.NeedsDead) != 1 ||
+		ch.NeedsDead[0] != (reconcile.DeadNode{Name: "n3", Index: 60}) {
 		t.Errorf("changes %+v", plan.Changes)
 	}
 }
 
-// A lost pod goes first where there are too many. Its node may come back with it, available as it last said and without a word, so
-// that the stop lands only while it is away (P6).
+// If there are too many pods, a lost one stops first. If its node comes back, the pod may be available without a new
+// report, so the stop lands only while the node is dead (P6).
 func TestAStopOfALostPodDependsOnTheLoss(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
@@ -172,29 +201,33 @@ func TestAStopOfALostPodDependsOnTheLoss(t *testing.T) {
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 	s.Pods[0].LostSince, s.Pods[0].DeadIndex = &s.Now, 40
 	plan := reconcile.Compute(s)
-	if ch := plan.Changes[0]; len(plan.Changes) != 1 || ch.Action != reconcile.Stop || len(ch.NeedsDead) != 1 || ch.NeedsDead[0] != (reconcile.DeadNode{Name: "n0", Index: 40}) {
+	if ch := plan.Changes[0]; len(plan.Changes) != 1 || ch.Action != reconcile.Stop || len(ch.NeedsDead) != 1 ||
+		ch.NeedsDead[0] != (reconcile.DeadNode{Name: "n0", Index: 40}) {
 		t.Errorf("changes %+v", plan.Changes)
 	}
 }
 
-// The pod of a node whose preparer is away is given another node only while that preparer stays away.
-func TestAMoveFromAnUnmanagedNodeDependsOnItsAbsence(t *testing.T) {
+// A pod whose node has no preparer gets another node only while that preparer stays away.
+func TestAMoveFromAnUnmanagedNodeNeedsItsDeath(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	s.Nodes["n0"].Alive, s.Nodes["n0"].FreeIndex = false, 40
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
-	ch := reconcile.NewPlacer(s).On(s.Pods[0].Identity, "n1")
+	plan := reconcile.Compute(s)
+	ch := plan.Placer().On(s.Pods[0].Identity, "n1")
 	if ch.Action != reconcile.Move || !slices.Equal(ch.NeedsDead, []reconcile.DeadNode{{Name: "n0", Index: 40}}) {
 		t.Errorf("change %+v", ch)
 	}
-	delete(s.Nodes, "n0") // nobody can be asked whether it is back
-	if ch := reconcile.NewPlacer(s).On(s.Pods[0].Identity, "n1"); ch.Action != reconcile.Move || ch.NeedsDead != nil {
+	delete(s.Nodes, "n0") // without a record it is not known whether the node is back
+	plan = reconcile.Compute(s)
+	if ch := plan.Placer().On(s.Pods[0].Identity, "n1"); ch.Action != reconcile.Move || ch.NeedsDead != nil {
 		t.Errorf("change %+v", ch)
 	}
 }
 
-// A pod whose new copy never became available goes first where there are too many. The former copy, on a lost machine, stops with it; back,
-// that one is available as it last said, so that the stop lands only while the machine is away (P6).
+// If there are too many pods, a pod whose new copy never became available stops first. Its former copy on a lost
+// machine stops, too. If that machine comes back, the former copy may be available again, so the stop lands only while
+// the machine is lost (P6).
 func TestAStopOfAFormerCopyDependsOnItsLoss(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
@@ -204,15 +237,17 @@ func TestAStopOfAFormerCopyDependsOnItsLoss(t *testing.T) {
 	p.Placement.Ghosts = []pod.Ghost{{Node: "n3", LeftBecauseLost: true, MachineLost: true, DeadIndex: 40}}
 	p.Reality, p.Ghosts = nil, map[string]*pod.Reality{"n3": p.Reality}
 	plan := reconcile.Compute(s)
-	if ch := plan.Changes[0]; len(plan.Changes) != 1 || ch.Action != reconcile.Stop || ch.Identity != p.Identity || len(ch.Intents) != 2 ||
+	if ch := plan.Changes[0]; len(plan.Changes) != 1 || ch.Action != reconcile.Stop || ch.Identity != p.Identity ||
+		len(ch.Intents) != 2 ||
 		!slices.Equal(ch.NeedsDead, []reconcile.DeadNode{{Name: "n3", Index: 40}}) {
 		t.Errorf("changes %+v", plan.Changes)
 	}
 }
 
-// A machine that never comes back keeps no controller from having converged: neither with a former copy nor with a pod that was to stop.
-// One that may run, because only its preparer is away, does; and a deleted controller is not done before the operator's word.
-func TestCopiesOnLostMachinesHoldNothingUp(t *testing.T) {
+// A controller can converge although a machine with a former copy, or with a pod that must stop, never comes back. If
+// only the preparer of a node is gone, the copy there may run, so the controller does not converge. A deleted
+// controller is not finished before an operator declares the copy gone.
+func TestCopiesOnLostMachinesDelayNothing(t *testing.T) {
 	t.Parallel()
 	for name, there := range map[string]func(s *reconcile.Snapshot){
 		"former copy": func(s *reconcile.Snapshot) {
@@ -253,7 +288,7 @@ func lose(s *reconcile.Snapshot, since time.Duration, pods ...int) {
 	}
 }
 
-// unmanage takes the preparers of pods away for some time.
+// unmanage takes the preparers of pods' nodes away for some time.
 func unmanage(s *reconcile.Snapshot, since time.Duration, pods ...int) {
 	at := s.Now.Add(-since)
 	for _, i := range pods {
@@ -261,9 +296,10 @@ func unmanage(s *reconcile.Snapshot, since time.Duration, pods ...int) {
 	}
 }
 
-// A lost pod is replaced when its time has come, and looked at again just then. One whose preparer is away so long that it may be
-// replaced takes no room any more; one that has yet to stop, or for which the time counts from another death, does.
-func TestLostPodsAreReplacedInTimeAndAsThereIsRoom(t *testing.T) {
+// A lost pod is replaced when its wait is over, and the next look is at that time. A pod uses no slot any more when its
+// node has had no preparer for so long that the pod may be replaced. A pod whose stop is not confirmed, or whose times
+// belong to another death, uses a slot.
+func TestLostPodsAreReplacedInTimeWithinTheSurge(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		pods, surge int
@@ -271,9 +307,13 @@ func TestLostPodsAreReplacedInTimeAndAsThereIsRoom(t *testing.T) {
 		want        []string
 		again       time.Duration
 	}{
-		"its time has not come": {2, 0, func(s *reconcile.Snapshot) { lose(s, 10*time.Second, 0) }, nil, 20 * time.Second},
-		"a moment is left":      {2, 0, func(s *reconcile.Snapshot) { lose(s, 30*time.Second-1, 0) }, nil, 1},
-		"its time has come":     {2, 0, func(s *reconcile.Snapshot) { lose(s, 30*time.Second, 0) }, []string{"main.0"}, 0},
+		"its time has not come": {
+			2, 0, func(s *reconcile.Snapshot) { lose(s, 10*time.Second, 0) }, nil, 20 * time.Second,
+		},
+		"a moment is left": {2, 0, func(s *reconcile.Snapshot) { lose(s, 30*time.Second-1, 0) }, nil, 1},
+		"its time has come": {
+			2, 0, func(s *reconcile.Snapshot) { lose(s, 30*time.Second, 0) }, []string{"main.0"}, 0,
+		},
 		"its time has come, that of another has not": {2, 0, func(s *reconcile.Snapshot) {
 			lose(s, 10*time.Second, 0)
 			lose(s, 30*time.Second, 1)
@@ -282,8 +322,12 @@ func TestLostPodsAreReplacedInTimeAndAsThereIsRoom(t *testing.T) {
 			lose(s, time.Hour, 0, 1)
 			s.Pods[2].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
 		}, []string{"main.0"}, 0},
-		"its preparer is away":                   {2, 0, func(s *reconcile.Snapshot) { unmanage(s, 9*time.Minute, 0) }, nil, time.Minute},
-		"its preparer has been away long enough": {2, 0, func(s *reconcile.Snapshot) { unmanage(s, 10*time.Minute, 0) }, []string{"main.0"}, 0},
+		"its preparer is away": {
+			2, 0, func(s *reconcile.Snapshot) { unmanage(s, 9*time.Minute, 0) }, nil, time.Minute,
+		},
+		"its preparer has been away long enough": {
+			2, 0, func(s *reconcile.Snapshot) { unmanage(s, 10*time.Minute, 0) }, []string{"main.0"}, 0,
+		},
 		"another one's preparer is away": {3, 0, func(s *reconcile.Snapshot) {
 			lose(s, time.Hour, 0)
 			unmanage(s, 9*time.Minute, 1)
@@ -306,8 +350,8 @@ func TestLostPodsAreReplacedInTimeAndAsThereIsRoom(t *testing.T) {
 	}
 }
 
-// A pod that got stuck after a loss stands where it is until another copy is available: what is missing besides waits for room (P6).
-func TestAStuckPodThatIsMovedOnTakesRoom(t *testing.T) {
+// A pod that is stuck after a loss keeps its copy until another one is available, so missing pods wait (P6).
+func TestAStuckPodThatIsMovedOnKeepsItsCopy(t *testing.T) {
 	t.Parallel()
 	for surge, want := range [][]string{{"main.0"}, {"main.0", "main.2"}} {
 		s := row(2, 3)
@@ -322,8 +366,9 @@ func TestAStuckPodThatIsMovedOnTakesRoom(t *testing.T) {
 	}
 }
 
-// What is known of a lost pod and of its former copies is one mark for each pod, with the deaths of all its nodes.
-func TestALossIsOneMarkOfEachPod(t *testing.T) {
+// For each pod, one change writes the loss of the pod and of its former copies. It depends on the deaths of all these
+// nodes.
+func TestAPodHasOneMarkForItsLoss(t *testing.T) {
 	t.Parallel()
 	s := row(2, 2)
 	s.RC.NodeLoss.After = new(field.Duration)
@@ -333,22 +378,24 @@ func TestALossIsOneMarkOfEachPod(t *testing.T) {
 	s.Pods[0].Placement.Ghosts = []pod.Ghost{{Node: "n2", Revision: 4}}
 	s.Pods[1].Placement.Ghosts = []pod.Ghost{{Node: "n3", Revision: 4}}
 	plan := reconcile.Compute(s)
-	if len(plan.Adds) != 2 || len(plan.Marks) != 2 || len(plan.Changes) != 0 {
-		t.Fatalf("adds %v, marks %v, changes %v", plan.Adds, plan.Marks, plan.Changes)
+	if len(plan.Adds) != 2 || len(plan.LossRecords) != 2 || len(plan.Changes) != 0 {
+		t.Fatalf("adds %v, marks %v, changes %v", plan.Adds, plan.LossRecords, plan.Changes)
 	}
-	for i := range plan.Marks {
-		m, at, former := &plan.Marks[i], fmt.Sprintf("n%d", i), fmt.Sprintf("n%d", i+2)
-		if p := m.Placement; m.Identity != s.Pods[i].Identity || p.Node != at || p.LostSince == nil || len(p.Ghosts) != 1 || p.Ghosts[0].Node != former || !p.Ghosts[0].MachineLost {
+	for i := range plan.LossRecords {
+		m, at, former := &plan.LossRecords[i], fmt.Sprintf("n%d", i), fmt.Sprintf("n%d", i+2)
+		if p := m.Placement; m.Identity != s.Pods[i].Identity || p.Node != at || p.LostSince == nil ||
+			len(p.Ghosts) != 1 || p.Ghosts[0].Node != former || !p.Ghosts[0].MachineLost {
 			t.Errorf("%s: %+v", m, m.Placement)
 		}
-		if want := []reconcile.DeadNode{{Name: at, Index: uint64(40 + i)}, {Name: former, Index: uint64(42 + i)}}; !slices.Equal(m.NeedsDead, want) {
+		want := []reconcile.DeadNode{{Name: at, Index: uint64(40 + i)}, {Name: former, Index: uint64(42 + i)}}
+		if !slices.Equal(m.NeedsDead, want) {
 			t.Errorf("%s needs %v, want %v", m, m.NeedsDead, want)
 		}
 	}
 }
 
-// What a plan adopts takes the room in which lost pods would be replaced: for that nobody waits.
-func TestWhatIsAdoptedTakesTheRoomOfWhatIsLost(t *testing.T) {
+// Adopted pods take the slots in which lost pods would be replaced, because they run already.
+func TestAdoptedPodsTakeTheSlotsOfLostPods(t *testing.T) {
 	t.Parallel()
 	for surge, want := range map[int]int{0: 0, 1: 1, 2: 2} {
 		s := snapshotOf(3)
@@ -365,8 +412,8 @@ func TestWhatIsAdoptedTakesTheRoomOfWhatIsLost(t *testing.T) {
 	}
 }
 
-// A lost pod that is adopted elsewhere stands again, though it was placed all the time.
-func TestALostPodThatIsAdoptedTakesRoom(t *testing.T) {
+// A lost pod that is adopted elsewhere uses a slot again, although it has always been placed.
+func TestAnAdoptedLostPodTakesASlot(t *testing.T) {
 	t.Parallel()
 	for surge, want := range map[int]int{0: 0, 1: 1} {
 		s := snapshotOf(2)
@@ -384,8 +431,8 @@ func TestALostPodThatIsAdoptedTakesRoom(t *testing.T) {
 	}
 }
 
-// What a plan adopts takes the room in which a pod would be moved, too.
-func TestWhatIsAdoptedTakesTheRoomOfAMove(t *testing.T) {
+// Adopted pods also take the slot in which a pod would be moved.
+func TestAdoptedPodsTakeTheSlotOfAMove(t *testing.T) {
 	t.Parallel()
 	for surge, want := range map[int]int{1: 0, 2: 1} {
 		s := row(2, 2)
@@ -401,8 +448,9 @@ func TestWhatIsAdoptedTakesTheRoomOfAMove(t *testing.T) {
 	}
 }
 
-// A pod that a forced drain gives back to a former node whose machine is lost is marked as lost there, on condition that the machine is dead as it was (R10).
-func TestGivenBackToALostMachineNeedsItsDeath(t *testing.T) {
+// A pod that a forced drain gives back to a former node whose machine is lost is recorded as lost there, on condition
+// that the machine is still lost (R10).
+func TestAReturnToALostMachineNeedsItsDeath(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{true, false} {
 		s := one(func(s *reconcile.Snapshot, p *reconcile.Pod) {
@@ -413,9 +461,12 @@ func TestGivenBackToALostMachineNeedsItsDeath(t *testing.T) {
 				v.Alive, v.MachineLost, v.FreeIndex = false, true, 40
 			}
 		})
-		s.Pods[0].Ghosts["n1"] = &pod.Reality{Identity: s.Pods[0].Identity, Node: "n1", Digest: "m1", Revision: 4, State: pod.StateReady, Available: true}
+		s.Pods[0].Ghosts["n1"] = &pod.Reality{
+			Identity: s.Pods[0].Identity, Node: "n1", Digest: "m1", Revision: 4, State: pod.StateReady, Available: true,
+		}
 		changes := reconcile.Compute(s).Changes
-		if len(changes) != 1 || changes[0].Action != reconcile.Return || changes[0].Placement.Node != "n1" || (changes[0].Placement.LostSince != nil) != lost {
+		if len(changes) != 1 || changes[0].Action != reconcile.Return || changes[0].Placement.Node != "n1" ||
+			(changes[0].Placement.LostSince != nil) != lost {
 			t.Fatalf("lost %v: %v", lost, changes)
 		}
 		want := []reconcile.DeadNode{{Name: "n1", Index: 40}}

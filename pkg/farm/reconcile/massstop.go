@@ -7,21 +7,23 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// AllowsMassStop reports whether the last change of a controller was made with --allow-mass-stop. The breaker counts none of its stops.
+// AllowsMassStop reports whether the last change of a controller was made with --allow-mass-stop. The breaker ignores
+// the stops of such a controller.
 func AllowsMassStop(r *rc.RC) bool { return r.AllowMassStop != 0 && r.AllowMassStop == r.Generation }
 
-// Staying returns how many of a controller's pods the mass-stop breaker measures stops against: those that are meant to run and are
-// not in going, which the plan at hand stops. The rule is that what an allowed change may stop is neither counted as a stop nor as
-// owned, from the moment that the change is known: else the stops of other controllers would look few beside pods that go as well.
-// So of a controller whose change is allowed only as many pods of each role stay as are desired, and those that stay as they were
-// found (R2). A disabled controller stops nothing, whatever it asks for. One with a pod on every matching node asks for no number: of its pods those
-// stay that no plan stops.
-func Staying(r *rc.RC, allowed bool, placements iter.Seq[*pod.Placement], going map[pod.Identity]bool) int {
+// RemainingPods returns the number of a controller's pods with which the breaker compares stops: the pods that are
+// meant to run, without the pods that this plan stops (going).
+//
+// The pods that an allowed change may stop are left out, or the stops of other controllers would look few in
+// comparison. So for an allowed controller the result has the desired number of each role and the pods that are kept as
+// adopted (R2). A disabled controller stops nothing, and one with a pod on each matching node has no desired number, so
+// all their remaining pods are in the result.
+func RemainingPods(r *rc.RC, allowed bool, placements iter.Seq[*pod.Placement], going map[pod.Identity]bool) int {
 	asFound, byRole := 0, map[string]int{}
 	for p := range placements {
 		switch {
 		case p.RunState != pod.Running || going[p.Identity]:
-		case stays(r, p):
+		case keptAsAdopted(r, p):
 			asFound++
 		default:
 			byRole[p.Role]++
@@ -35,7 +37,7 @@ func Staying(r *rc.RC, allowed bool, placements iter.Seq[*pod.Placement], going 
 	}
 	n := asFound
 	for role, running := range byRole {
-		if allowed && (r.DeletedAt != nil || !r.EachNode()) && (r.DeletedAt != nil || !r.Disabled) {
+		if allowed && (r.DeletedAt != nil || !r.EachNode() && !r.Disabled) {
 			running = min(running, desired[role])
 		}
 		n += running

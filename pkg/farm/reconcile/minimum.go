@@ -6,58 +6,56 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// minimum is what changes depend on that take what counts as available, or need that as much does.
-type minimum struct{ *room }
+type minimum struct{ *budget }
 
-// guardMinimum says of each change that depends on what is available on what exactly it does (P6, ADR 11).
-func (c minimum) guardMinimum() {
-	changed := make(map[pod.Identity]*Change, len(c.plan.Changes))
-	for i := range c.plan.Changes {
-		ch := &c.plan.Changes[i]
+// guardMinimum sets the conditions of changes that depend on available pods (P6, docs/design/minimum.md).
+func (m minimum) guardMinimum() {
+	changed := make(map[pod.Identity]*Change, len(m.plan.Changes))
+	for i := range m.plan.Changes {
+		ch := &m.plan.Changes[i]
 		changed[ch.Identity] = ch
 	}
-	counting := slices.Clone(c.companionPods)
-	for p := range c.s.all() {
+	available := slices.Clone(m.companionPods)
+	for p := range m.f.all() {
 		ch := changed[p.Identity]
-		before, counted := c.s.countsOn(p, &p.Placement)
+		before, wasAvailable := m.f.availableOn(p, &p.Placement)
 		if ch == nil {
-			if counted {
-				counting = append(counting, Copy{Node: before, Identity: p.Identity})
+			if wasAvailable {
+				available = append(available, Copy{Node: before, Identity: p.Identity})
 			}
 			continue
 		}
-		node, counts := "", false
+		node, stillAvailable := "", false
 		if ch.Placement != nil {
-			node, counts = c.s.countsOn(p, ch.Placement)
+			node, stillAvailable = m.f.availableOn(p, ch.Placement)
 		}
 		switch {
-		case counts:
-			counting = append(counting, Copy{Node: node, Identity: p.Identity})
+		case stillAvailable:
+			available = append(available, Copy{Node: node, Identity: p.Identity})
 			if ch.NeedsMinimum {
 				ch.NeedsMinimum, ch.NeedsReports = false, []string{node}
 			}
-		case counted && ch.NeedsMinimum:
-			counting = append(counting, Copy{Node: before, Identity: p.Identity})
-			ch.Takes = true
+		case wasAvailable && ch.NeedsMinimum:
+			available = append(available, Copy{Node: before, Identity: p.Identity})
+			ch.TakesAvailable = true
 		}
 	}
-	c.guard(counting)
+	m.guard(available)
 }
 
-// guard decides what keeps changes that take nothing which counts from taking what has come to count meanwhile: the minimum where as
-// much as that counts, else the reports which show that they do not. A plan takes no more than there is to spare, so that what others
-// take of it makes no difference here.
-func (c minimum) guard(counting []Copy) {
-	least := c.limits.least
+// guard makes each stop of an unavailable pod conditional, because the pod may be available by now: on the minimum if
+// enough pods are available, else on its report being unchanged.
+func (m minimum) guard(available []Copy) {
+	least := m.limits.minimum
 	relied := false
-	for i := range c.plan.Changes {
-		ch := &c.plan.Changes[i]
+	for i := range m.plan.Changes {
+		ch := &m.plan.Changes[i]
 		switch {
 		case !ch.NeedsMinimum:
 			continue
 		case least == 0:
 			ch.NeedsMinimum = false
-		case !ch.Takes && len(counting) < least:
+		case !ch.TakesAvailable && len(available) < least:
 			ch.NeedsMinimum = false
 			for _, in := range ch.Intents {
 				ch.NeedsReports = append(ch.NeedsReports, in.Node)
@@ -66,12 +64,12 @@ func (c minimum) guard(counting []Copy) {
 		relied = relied || ch.NeedsMinimum
 	}
 	if relied {
-		c.plan.Counting, c.plan.Minimum = counting, least
+		m.plan.Available, m.plan.Minimum = available, least
 	}
 }
 
-// countsOn returns the node where a pod counts as available if its placement is, or was, the given one.
-func (s *Snapshot) countsOn(p *Pod, as *pod.Placement) (node string, counts bool) {
+// availableOn returns the node where a pod with the given placement is available for the minimum.
+func (f *Facts) availableOn(p *Pod, as *pod.Placement) (node string, available bool) {
 	if as.RunState != pod.Running || as.Standby {
 		return "", false
 	}
@@ -80,7 +78,7 @@ func (s *Snapshot) countsOn(p *Pod, as *pod.Placement) (node string, counts bool
 		if name == p.Node {
 			r = p.Reality
 		}
-		return r != nil && r.Counts() && (digest == "" || r.Digest == digest) && !s.machineLost(name)
+		return r != nil && r.Counts() && (digest == "" || r.Digest == digest) && !f.machineLost(name)
 	}
 	if on(as.Node, as.Digest) {
 		return as.Node, true
@@ -93,8 +91,7 @@ func (s *Snapshot) countsOn(p *Pod, as *pod.Placement) (node string, counts bool
 	return "", false
 }
 
-// counting reports whether a pod counts as available for the minimum: one that stands by does not.
-func (s *Snapshot) counting(p *Pod) bool {
-	_, counts := s.countsOn(p, &p.Placement)
+func (f *Facts) availableForMinimum(p *Pod) bool {
+	_, counts := f.availableOn(p, &p.Placement)
 	return counts
 }

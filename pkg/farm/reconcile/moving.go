@@ -11,138 +11,147 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// moveState is how far a pod has got that was given another node while its former copy was left running. ADR 8 has the table
-// of what happens in each state.
+// moveState is the state of a pod's move, while the former copy runs. docs/design/leaving.md describes each state.
 type moveState int
 
 const (
-	notMoving moveState = iota // no copy was left running, or none by a move
+	notMoving moveState = iota // no former copy is meant to run, or the pod was adopted here and did not move
 	arrived                    // the new copy is available, or has ended with status 0
-	needless                   // the former copy is, and its node may keep it by now
-	underWay                   // the new copy has time left
-	stuck                      // it has failed, or not become available in time
+	needless                   // the former copy is available, and its node may keep it now
+	underWay                   // the new copy is not available yet, and has time left
+	stuck                      // the new copy has failed, or was not available in time
 )
 
-// moves brings pods that were given another node to the end of that.
-type moves struct{ *room }
+type moves struct{ *budget }
 
-// moveOf returns how far the move of a pod has got, and the copy that takes its place if it goes back, if there is one. Why says what
-// is wrong with a new copy that is stuck.
-func (c moves) moveOf(p *Pod) (state moveState, back *pod.Ghost, why string) {
+// moveOf returns the state of a pod's move, the former copy to which the pod would return (nil for none), and why the
+// new copy is stuck.
+func (m moves) moveOf(p *Pod) (state moveState, back *pod.Ghost, why string) {
 	left := slices.ContainsFunc(p.Placement.Ghosts, func(g pod.Ghost) bool { return g.Revision == 0 })
 	switch {
 	case p.RunState != pod.Running || !left:
 		return notMoving, nil, ""
-	case c.s.availableHere(p), c.s.endedWell(p):
+	case m.f.availableHere(p), m.f.endedWell(p):
 		return arrived, nil, ""
 	}
-	found := p.AdoptedAtGeneration != 0 // then this copy is the one that counts, unless the former one was left as lost (R2)
+	// An adopted pod does not return to a former copy (R2), unless it left that copy because the machine was lost.
+	found := p.AdoptedAtGeneration != 0
 	for _, g := range p.Placement.Ghosts {
-		if r := p.Ghosts[g.Node]; g.Revision == 0 && r != nil && r.Available && mayKeep(c.s, g) && (g.LeftBecauseLost || !found) {
+		r := p.Ghosts[g.Node]
+		runsOn := g.Revision == 0 && r != nil && r.Available
+		if runsOn && nodeMayKeep(m.f, g) && (g.LeftBecauseLost || !found) {
 			return needless, &g, ""
 		}
 	}
 	if found {
 		return notMoving, nil, ""
 	}
-	if g, ok := formerCopy(c.s, p, p.Placement.Ghosts); ok && (c.s.counts(p, g) || c.s.aliveOn(g.Node) && p.runsOn(g)) {
+	g, ok := formerCopy(m.f, p, p.Placement.Ghosts)
+	if ok && (m.f.formerAvailable(p, g) || m.f.aliveOn(g.Node) && p.runsOn(g)) {
 		back = &g
 	}
-	if why = c.stalled(p); why != "" {
+	if why = m.stalled(p); why != "" {
 		return stuck, back, why
 	}
 	return underWay, back, ""
 }
 
-// mayKeep reports whether nothing is left of what a pod was moved off the node of a former copy for.
-func mayKeep(s *Snapshot, g pod.Ghost) bool {
-	v := s.Nodes[g.Node]
+// nodeMayKeep reports whether the reason for the pod's move off this node is gone.
+func nodeMayKeep(f *Facts, g pod.Ghost) bool {
+	v := f.Nodes[g.Node]
 	switch {
 	case v == nil || !v.Alive || v.OpsUnread != "":
 		return false
 	case g.LeftBecauseLost:
-		return true // it came back; if it must be left for another reason that comes next
+		return true // the machine is back; if pods must leave it for another reason, a later move does that
 	default:
-		return !v.MustLeave() && s.matches(v)
+		return !v.MustLeave() && f.matches(v)
 	}
 }
 
-// finishMoves takes each move one step further: the former copy goes when the new one is available; it is the pod again when
-// its node may keep it by now, or when the new one does not become available. A pod without such a copy is moved on.
-func (c moves) finishMoves() {
-	for p := range c.open() {
-		switch state, back, why := c.moveOf(p); {
-		case state != notMoving && c.s.ordered(p.Role): // it was moved before its group was ordered
-			c.endMove(p)
-		case state == arrived && c.s.endedWell(p):
-			c.endWithFormerCopies(p)
+// finishMoves takes each move one step further:
+//
+//   - If the new copy is available, the former copy stops.
+//   - If the former node may keep the pod, or the new copy is stuck, the pod returns to the former copy.
+//   - If a stuck pod has no former copy to return to, it moves to one more node.
+func (m moves) finishMoves() {
+	for p := range m.open() {
+		switch state, back, why := m.moveOf(p); {
+		case state != notMoving && m.f.ordered(p.Role): // the move began before the group was ordered
+			m.endMove(p)
+		case state == arrived && m.f.endedWell(p):
+			m.endWithFormerCopies(p)
 		case state == arrived:
-			c.stopFormerCopies(p, func(string) bool { return true }, "it is available on "+p.Node, false)
+			m.stopFormerCopies(p, anyNode, "it is available on "+p.Node, keepingMinimum)
 		case state == needless && back.LeftBecauseLost:
-			c.comeBack(p, *back, p.Avoid, "its lost node came back before the replacement on "+p.Node+" was available", true)
+			m.returnTo(p, *back, p.Avoid,
+				"its lost node came back before the replacement on "+p.Node+" was available", keepingMinimum)
 		case state == needless:
-			c.comeBack(p, *back, p.Avoid, back.Node+" may keep it again", true)
+			m.returnTo(p, *back, p.Avoid, back.Node+" may keep it again", keepingMinimum)
 		case state == stuck && back != nil:
-			c.block(why)
-			c.comeBack(p, *back, avoiding(c.s, p), "it was moved in vain: "+why, true)
-		case state == stuck && c.mayMoveOn(p):
-			c.placeElsewhere(p.Identity)
+			m.block(why)
+			m.returnTo(p, *back, avoidWith(m.f, p), "its move failed: "+why, keepingMinimum)
+		case state == stuck && m.mayMoveOn(p):
+			m.placeElsewhere(p.Identity)
 		}
 	}
 }
 
-// endWithFormerCopies stops the former copies of a pod that has done its work where it was moved to. One of them may be
-// what counts as available of the pod: then it runs on while the minimum needs it.
-func (c moves) endWithFormerCopies(p *Pod) {
-	spare := len(c.companionPods) - c.limits.least
-	for other := range c.open() {
-		if c.s.counting(other) {
-			spare++
-		}
-	}
-	if c.s.counting(p) && spare <= 0 {
-		c.block(fmt.Sprintf("%s.%d has ended on %s, and its former copy stays: %d available replicas and a minimum of %d leave no room",
-			p.Role, p.Identity.Index, p.Node, spare+c.limits.least, c.limits.least))
+// endWithFormerCopies stops the former copies of a pod that has done its work on its new node, unless the minimum needs
+// an available one.
+func (m moves) endWithFormerCopies(p *Pod) {
+	spare := m.spare()
+	if m.f.availableForMinimum(p) && spare <= 0 {
+		m.block(fmt.Sprintf("%s has ended on %s, and its former copy stays: "+
+			"%d available replicas and a minimum of %d leave no spare pod",
+			name(p.Identity), p.Node, spare+m.limits.minimum, m.limits.minimum))
 		return
 	}
-	c.stopFormerCopies(p, func(string) bool { return true }, "it has ended on "+p.Node, false)
+	m.stopFormerCopies(p, anyNode, "it has ended on "+p.Node, keepingMinimum)
 }
 
-// mayMoveOn reports whether a pod that is stuck on its new node, and has nowhere to go back to, is tried on another one.
-func (c moves) mayMoveOn(p *Pod) bool {
-	if c.s.each != nil || c.s.Hold != "" || c.s.rests(p) || kept(c.s, p) != "" || !c.s.aliveOn(p.Node) || c.surplus(p.Role) || c.triedEnough(p) || !c.takeRoom(p) {
+func anyNode(string) bool { return true }
+
+func (m moves) mayMoveOn(p *Pod) bool {
+	if m.f.each != nil || m.f.Hold != "" || m.f.finished(p) || whyNotMoved(m.f, p) != "" || !m.f.aliveOn(p.Node) {
 		return false
 	}
-	c.replaced++ // the copy here stands until the next one is available
+	if m.surplus(p.Role) || m.triedEnough(p) || !m.takeSlot(p) {
+		return false
+	}
+	m.replaced++ // the copy here runs until the next one is available
 	return true
 }
 
-// triedEnough reports whether a pod was tried on so many nodes that it stays where it is for a while. It asks for another look when
-// that is over.
-func (c moves) triedEnough(p *Pod) bool {
-	tried := c.s.RC.Avoided(&p.Placement, c.s.Now)
+// triedEnough reports whether a pod was tried on so many nodes that it is not moved again for a while. It asks for a
+// look after that.
+func (m moves) triedEnough(p *Pod) bool {
+	tried := m.f.RC.Avoided(&p.Placement, m.f.Now)
 	if len(tried) < rc.MaxTries {
 		return false
 	}
-	c.requeueAfter(c.s.RC.AvoidedUntil(tried[0]).Sub(c.s.Now))
+	m.requeueAfter(m.f.RC.AvoidedUntil(tried[0]).Sub(m.f.Now))
 	return true
 }
 
-// maxAvoidedReason bounds what a placement remembers of what a node said, in bytes of JSON.
+// maxAvoidedReason limits the part of a node's report in a placement, in bytes of JSON.
 const maxAvoidedReason = 200
 
-// avoiding returns what a placement remembers of nodes that the pod was moved to in vain, with that where it is now.
-func avoiding(s *Snapshot, p *Pod) []pod.Avoided {
-	return append(avoidedStill(s, p), pod.Avoided{
-		Node: p.Node, Since: s.Now, Generation: s.RC.Generation, Reason: field.Cut(describe(p.Reality), maxAvoidedReason),
+func avoidWith(f *Facts, p *Pod) []pod.Avoided {
+	return append(stillAvoided(f, p), pod.Avoided{
+		Node: p.Node, Since: f.Now, Generation: f.RC.Generation,
+		Reason: field.Cut(describe(p.Reality), maxAvoidedReason),
 	})
 }
 
-// avoidedStill returns what a placement goes on remembering when it gets one more node to avoid, that where it is now:
-// the last few of those that count, and always where it never became available, since it gets its second node once.
-func avoidedStill(s *Snapshot, p *Pod) []pod.Avoided {
+// stillAvoided returns the last few nodes that a placement continues to avoid, without the pod's present node, which
+// the caller adds. The node where the pod never became available is always kept, because a pod gets a second node only
+// once.
+func stillAvoided(f *Facts, p *Pod) []pod.Avoided {
 	first := p.Placement.Tried()
-	kept := slices.DeleteFunc(s.RC.Avoided(&p.Placement, s.Now), func(a pod.Avoided) bool { return a.Node == p.Node || a.Digest != "" })
+	kept := slices.DeleteFunc(f.RC.Avoided(&p.Placement, f.Now), func(a pod.Avoided) bool {
+		return a.Node == p.Node || a.Digest != ""
+	})
 	kept = kept[max(0, len(kept)-rc.MaxTries+1):]
 	if first != nil {
 		kept = append([]pod.Avoided{*first}, kept...)
@@ -150,28 +159,25 @@ func avoidedStill(s *Snapshot, p *Pod) []pod.Avoided {
 	return kept
 }
 
-// AvoidedBy returns the nodes that a pod must not be moved to: those where it is, or was and may still run, and those where it did not
-// become available.
-//
-// One that is placed again may come back to where it was, if nothing else is left; an outside scheduler is told of it
-// for a while.
-func (s *Snapshot) AvoidedBy(p *Pod) []string {
+// AvoidedBy returns the nodes to which a pod must not be moved: its present node, the nodes of former copies, and for a
+// while the nodes where it did not become available. A vacant pod may return to its first node, so that node is not
+// added as the present one.
+func (f *Facts) AvoidedBy(p *Pod) []string {
 	var names []string
-	if !s.Vacant(p) {
+	if !f.Vacant(p) {
 		names = append(names, p.Node)
 	}
 	for _, g := range p.Placement.Ghosts {
 		names = append(names, g.Node)
 	}
-	for _, a := range s.RC.Avoided(&p.Placement, s.Now) {
+	for _, a := range f.RC.Avoided(&p.Placement, f.Now) {
 		names = append(names, a.Node)
 	}
 	return names
 }
 
-// tried says where a pod was moved to in vain, "" where it was not.
-func tried(s *Snapshot, p *Pod) string {
-	avoided := s.RC.Avoided(&p.Placement, s.Now)
+func tried(f *Facts, p *Pod) string {
+	avoided := f.RC.Avoided(&p.Placement, f.Now)
 	if len(avoided) == 0 {
 		return ""
 	}
@@ -182,23 +188,24 @@ func tried(s *Snapshot, p *Pod) string {
 	return "it did not become available on " + strings.Join(nodes, ", ")
 }
 
-// occupied reports whether others wait for a pod, since one moves at a time: it is on its way, or a former copy of it has not
-// confirmed its stop. Nobody waits for longer than the deadline. It returns a copy that is waited for.
-func (c moves) occupied(p *Pod) (by *pod.Ghost, is bool) {
+// blocksMoves reports whether the moves of other pods wait for this pod, because one pod moves at a time. They wait
+// while it moves, or until a former copy has confirmed its stop, but not beyond the deadline. by is a copy for which
+// they wait.
+func (m moves) blocksMoves(p *Pod) (by *pod.Ghost, is bool) {
 	for _, g := range p.Placement.Ghosts {
-		if !lingers(c.s, g) {
+		if !delaysMoves(m.f, g) {
 			continue
 		}
-		since, deadline := p.ChangedAt, deadline(c.s, p)
+		since, deadline := p.ChangedAt, deadline(m.f, p)
 		if g.Revision != 0 {
-			since, deadline = time.UnixMilli(g.Revision), c.s.RC.Deadline() // of the stop
-			if field.NotAhead(&since, c.s.Now) {
-				since = g.Since // revisions are ahead, because a clock was (R3)
+			since, deadline = time.UnixMilli(g.Revision), m.f.RC.Deadline() // of the stop
+			if field.NotAhead(&since, m.f.Now) {
+				since = g.Since // the revision is in the future, because a clock was ahead (R3)
 			}
 		}
-		left := deadline - c.s.Now.Sub(since)
-		if left > 0 && (g.Revision != 0 || c.stalled(p) == "") {
-			c.requeueAfter(left)
+		left := deadline - m.f.Now.Sub(since)
+		if left > 0 && (g.Revision != 0 || m.stalled(p) == "") {
+			m.requeueAfter(left)
 			return &g, true
 		}
 	}

@@ -16,11 +16,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// spreadOut is three pods, one on each of n0, n1 and n2, of a controller that wants one on a node and the nodes of pool a.
+// spreadOut has three pods on n0, n1 and n2, of a controller that allows one on a node and selects pool a.
 func spreadOut(t rapid.TB) *world {
 	w := newWorld()
 	three := 3
-	w.rc.ReplicaGroups, w.rc.MaxPerNode, w.rc.NodeSelector = []rc.ReplicaGroup{{Role: "main", Count: &three}}, 1, "pool=a"
+	w.rc.ReplicaGroups, w.rc.MaxPerNode, w.rc.NodeSelector = []rc.ReplicaGroup{{
+		Role:  "main",
+		Count: &three,
+	}}, 1, "pool=a"
 	for name := range w.nodes {
 		w.pool(name, "a")
 	}
@@ -59,7 +62,7 @@ func (w *world) placement(i int) pod.Placement {
 
 func (w *world) on(i int) string { return w.placement(i).Node }
 
-// run lets some time go by in small steps, with nodes that do what they are told.
+// run lets time pass in small steps, in which nodes carry out their intents.
 func (w *world) run(t rapid.TB, d time.Duration) {
 	const step = 500 * time.Millisecond
 	for ; d > 0; d -= step {
@@ -72,7 +75,7 @@ func (w *world) run(t rapid.TB, d time.Duration) {
 	}
 }
 
-// lossy reports whether a machine is lost, which may take pods below the minimum.
+// lossy reports whether a machine is lost, because then pods may be below the minimum.
 func (w *world) lossy() bool {
 	for _, v := range w.nodes {
 		if !v.Alive {
@@ -91,8 +94,8 @@ func (w *world) reason(t rc.ConditionType) string {
 	return ""
 }
 
-// A pod that does not become available where it was moved, whatever it was moved for, is tried on another node; its former copy runs
-// until one of them is.
+// If a moved pod does not become available on its new node, it is tried on another node, no matter why it moved. Its
+// former copy runs until one of them is available.
 func TestAMoveToASickNodeIsTriedElsewhere(t *testing.T) {
 	t.Parallel()
 	for cause, leave := range map[string]func(*world){
@@ -111,7 +114,8 @@ func TestAMoveToASickNodeIsTriedElsewhere(t *testing.T) {
 			}
 			w.run(t, 6*time.Second)
 			p := w.placement(0)
-			if p.Node != "n4" || len(p.Avoid) != 1 || p.Avoid[0].Node != "n3" || !strings.Contains(p.Avoid[0].Reason, "no answer") {
+			if p.Node != "n4" || len(p.Avoid) != 1 || p.Avoid[0].Node != "n3" ||
+				!strings.Contains(p.Avoid[0].Reason, "no answer") {
 				t.Fatalf("%s, avoids %+v; want n4, which is well", p.Node, p.Avoid)
 			}
 			if w.available() != 3 || cause != "loss" && !w.status.Is(rc.Converged) {
@@ -121,9 +125,9 @@ func TestAMoveToASickNodeIsTriedElsewhere(t *testing.T) {
 	}
 }
 
-// Where no other node takes it, or enough of them were tried, the old copy is the pod again, and the status says why. After a while, or
-// when the controller is changed, it is tried again.
-func TestAMoveInVainEndsWhereItBegan(t *testing.T) {
+// If no other node takes the pod, or enough nodes were tried, the old copy is the pod again, and the status has the
+// reason. The pod is tried again after a while, or when the controller is changed.
+func TestAFailedMoveReturnsToTheOldCopy(t *testing.T) {
 	t.Parallel()
 	w := spreadOut(t)
 	w.sick["n3"], w.sick["n4"], w.sick["n5"] = true, true, true
@@ -150,7 +154,7 @@ func TestAMoveInVainEndsWhereItBegan(t *testing.T) {
 	}
 }
 
-func TestAMoveInVainIsTriedAgainLater(t *testing.T) {
+func TestAFailedMoveIsTriedAgainLater(t *testing.T) {
 	t.Parallel()
 	w := spreadOut(t)
 	w.sick["n3"], w.sick["n4"], w.sick["n5"] = true, true, true
@@ -163,8 +167,8 @@ func TestAMoveInVainIsTriedAgainLater(t *testing.T) {
 	}
 }
 
-// A node that may keep its pod again does, if the move has not come to its end.
-func TestAMoveIsTakenBackWhenItIsNotNeededAnyMore(t *testing.T) {
+// A node that may keep its pod again gets it back if the move is still under way.
+func TestANeedlessMoveIsTakenBack(t *testing.T) {
 	t.Parallel()
 	w := spreadOut(t)
 	w.sick["n3"] = true
@@ -184,12 +188,12 @@ func TestAMoveIsTakenBackWhenItIsNotNeededAnyMore(t *testing.T) {
 	}
 }
 
-// Others do not wait for a move that does not get anywhere.
+// Other pods do not wait for a stuck move.
 func TestADrainDoesNotWaitForAStuckMove(t *testing.T) {
 	t.Parallel()
 	w := spreadOut(t)
 	w.sick["n3"], w.sick["n4"] = true, true
-	w.pool("n5", "b") // no room elsewhere
+	w.pool("n5", "b") // no other node takes the pod
 	w.pool("n0", "b")
 	w.run(t, 10*time.Second)
 	if p := w.placement(0); p.Node != "n0" || len(p.Avoid) != 2 {
@@ -199,12 +203,12 @@ func TestADrainDoesNotWaitForAStuckMove(t *testing.T) {
 	w.drain("n2")
 	w.run(t, 3*time.Second)
 	if on := w.on(2); on != "n3" {
-		t.Errorf("main.2 is on %s, want n3, which is well by now; %+v", on, w.status)
+		t.Errorf("main.2 is on %s, want n3, which works by now; %+v", on, w.status)
 	}
 }
 
-// A former copy that does not confirm its stop holds others up for the deadline only.
-func TestAStopThatIsNotConfirmedHoldsNobodyUpForLong(t *testing.T) {
+// A former copy that does not confirm its stop delays other pods only until the deadline.
+func TestAnUnconfirmedStopDelaysNoPodForLong(t *testing.T) {
 	t.Parallel()
 	w := spreadOut(t)
 	w.drain("n0")
@@ -213,7 +217,7 @@ func TestAStopThatIsNotConfirmedHoldsNobodyUpForLong(t *testing.T) {
 	}
 	v := *w.nodes["n0"]
 	w.deaths++
-	v.Alive, v.FreeIndex = false, w.deaths // its machine lives, and nobody confirms
+	v.Alive, v.FreeIndex = false, w.deaths // its machine lives, and no preparer confirms the stop
 	w.nodes["n0"] = &v
 	w.drain("n1")
 	w.now = w.now.Add(500 * time.Millisecond)
@@ -227,8 +231,9 @@ func TestAStopThatIsNotConfirmedHoldsNobodyUpForLong(t *testing.T) {
 	}
 }
 
-// What nothing was written for when no node was found is written alone, so that a successor knows of the loss.
-func TestALossIsMarkedWithAMoveThatFindsNoNode(t *testing.T) {
+// If a pod finds no node, the loss, which the move would have written, is written alone, because the next owner must
+// know it.
+func TestALossIsRecordedIfNoNodeIsFound(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	s.Pods = []reconcile.Pod{running(0, "n1", 5, 0)}
@@ -236,16 +241,18 @@ func TestALossIsMarkedWithAMoveThatFindsNoNode(t *testing.T) {
 	p.Placement.Ghosts, p.Reality = []pod.Ghost{{Node: "n0"}}, nil
 	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
 	plan := reconcile.Compute(s)
-	if !slices.Equal(plan.Adds, []pod.Identity{p.Identity}) || len(plan.Marks) != 1 || !plan.Marks[0].Placement.Ghosts[0].MachineLost {
-		t.Errorf("adds %v, marks %+v", plan.Adds, plan.Marks)
+	if !slices.Equal(plan.Adds, []pod.Identity{p.Identity}) || len(plan.LossRecords) != 1 ||
+		!plan.LossRecords[0].Placement.Ghosts[0].MachineLost {
+		t.Errorf("adds %v, marks %+v", plan.Adds, plan.LossRecords)
 	}
-	if to := reconcile.NewPlacer(s).On(p.Identity, "n2").Placement; !to.Ghosts[0].MachineLost || len(to.Avoid) != 1 || to.Avoid[0].Node != "n1" {
+	if to := plan.Placer().On(p.Identity, "n2").Placement; !to.Ghosts[0].MachineLost || len(to.Avoid) != 1 ||
+		to.Avoid[0].Node != "n1" {
 		t.Errorf("moved on: %+v", to)
 	}
 }
 
-// A pod of an upgrade has as much time as its controller says.
-func TestTheDeadlineIsTheControllers(t *testing.T) {
+// A pod of an upgrade has as much time as its controller allows.
+func TestTheControllerSetsTheDeadline(t *testing.T) {
 	t.Parallel()
 	for deadline, halted := range map[time.Duration]bool{time.Second: true, time.Minute: false} {
 		s := snapshotOf(2)
@@ -261,15 +268,18 @@ func TestTheDeadlineIsTheControllers(t *testing.T) {
 	}
 }
 
-// TestAnyMoveComesToAnEnd lets nodes fall sick, be drained, relabelled and lost while pods move, with nodes that do what they are
-// told. checkMoves proves after each pass that no move is left where it is stuck.
+// TestAnyMoveComesToAnEnd makes nodes sick, drained, relabelled and lost while pods move and nodes carry out their
+// intents. After each pass checkMoves proves that no move stays stuck.
 func TestAnyMoveComesToAnEnd(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := spreadOut(t)
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			v := w.anyNode(t)
-			switch rapid.SampledFrom([]string{"sick", "sick", "well", "selector", "drain", "drain", "keep", "loss", "back"}).Draw(t, "step") {
+			switch rapid.SampledFrom([]string{
+				"sick", "sick", "well", "selector", "drain", "drain", "keep", "loss",
+				"back",
+			}).Draw(t, "step") {
 			case "sick":
 				w.sick[v.Name] = true
 			case "well":
@@ -301,10 +311,11 @@ func TestAnyMoveComesToAnEnd(t *testing.T) {
 	})
 }
 
-// A pod that nobody moves off a node that does not match is named, with the reason. That is no reason not to be converged.
-func TestPodsThatStayOnNodesThatDoNotMatchAreNamed(t *testing.T) {
+// A pod that is kept on a node that does not match is named, with the reason. Even so, the controller may have
+// converged.
+func TestMisplacedPodsAreNamed(t *testing.T) {
 	t.Parallel()
-	for says, change := range map[string]func(*reconcile.Snapshot){
+	for reason, change := range map[string]func(*reconcile.Snapshot){
 		"its controller is static":                func(s *reconcile.Snapshot) { s.RC.Strategy = rc.Static },
 		"rollout r1 is in charge":                 func(s *reconcile.Snapshot) { s.Rollout = "r1" },
 		"it was found running and stays as it is": func(s *reconcile.Snapshot) { s.Pods[0].AdoptedAtGeneration = 7 },
@@ -325,20 +336,22 @@ func TestPodsThatStayOnNodesThatDoNotMatchAreNamed(t *testing.T) {
 				why = c.Reason
 			}
 		}
-		if !strings.Contains(why, "main.0 stays on n0, whose labels \"pool=a\" does not match: "+says) || strings.Contains(why, "main.1") {
-			t.Errorf("%s: %q", says, why)
+		if !strings.Contains(why, "main.0 stays on n0, whose labels \"pool=a\" does not match: "+reason) ||
+			strings.Contains(why, "main.1") {
+			t.Errorf("%s: %q", reason, why)
 		}
 		if len(plan.Changes)+len(plan.Adds) > 0 || !plan.Status.Is(rc.Converged) {
-			t.Errorf("%s: changes %v, adds %v, %+v", says, plan.Changes, plan.Adds, plan.Status)
+			t.Errorf("%s: changes %v, adds %v, %+v", reason, plan.Changes, plan.Adds, plan.Status)
 		}
 		s.RC.Disabled, s.Previous = true, &plan.Status
 		if plan = reconcile.Compute(s); plan.Status.Is(rc.Misplaced) {
-			t.Errorf("%s: misplaced while nothing may be moved: %+v", says, plan.Status)
+			t.Errorf("%s: misplaced while nothing may be moved: %+v", reason, plan.Status)
 		}
 	}
 }
 
-// What is said of a change names the nodes that a pod leaves and those that it goes to, and all of them are found in the audit trail.
+// The text of a change names the nodes that a pod leaves and its next node. The audit trail finds the change by all of
+// them.
 func TestAChangeNamesItsNodes(t *testing.T) {
 	t.Parallel()
 	w := spreadOut(t)
@@ -351,8 +364,8 @@ func TestAChangeNamesItsNodes(t *testing.T) {
 		s := w.snapshot(false)
 		plan := reconcile.Compute(s)
 		for _, id := range plan.Adds {
-			if name := w.nodeFor(s, id); name != "" {
-				plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
+			if name := w.nodeFor(&plan, id); name != "" {
+				plan.Changes = append(plan.Changes, plan.Placer().On(id, name))
 			}
 		}
 		for i := range plan.Changes {
@@ -365,7 +378,7 @@ func TestAChangeNamesItsNodes(t *testing.T) {
 	}
 	for action, want := range map[reconcile.Action]string{
 		reconcile.Move:          "move main.0 from n0 to n3: n0 may not keep it [n0 n3]",
-		reconcile.Return:        "return main.0 from n3 to n0: it was moved in vain",
+		reconcile.Return:        "return main.0 from n3 to n0: its move failed",
 		reconcile.StopDuplicate: "stop-duplicate main.0 from n0: it is available on n4 [n0 n4]",
 		reconcile.Remove:        "remove main.0 from n3: the node confirmed the stop [n0 n3]",
 	} {

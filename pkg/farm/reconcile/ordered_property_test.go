@@ -17,27 +17,35 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// orderedWorld is a world with one ordered group, whose machines stop their pods by themselves when they have been lost for long enough.
+// orderedWorld is a world with one ordered group. Its machines stop their pods by themselves when they have been lost
+// for long enough.
 type orderedWorld struct {
 	*world
 	m      *manifest.Manifest
-	diedAt map[string]time.Time // when a node fell silent: not later than anybody says
+	diedAt map[string]time.Time // when a node fell silent: no record has an earlier time
 	since  time.Time            // when the epoch began
-	second bool                 // a second copy was made up, as after a restore
-	held   map[at]pod.Intent    // what nodes have accepted and do not run: it stopped by itself, or its intent is of another epoch
-	unread map[at]bool          // intents of pods without a placement that nobody can read
-	back   bool                 // the epoch began because an older store was restored
+	second bool                 // the test started a second copy, as after a restore
+	// what nodes have accepted and do not run: it stopped by itself, or its intent is of another epoch
+	held   map[at]pod.Intent
+	unread map[at]bool // intents of pods without a placement that cannot be read
+	back   bool        // the epoch began because an older store was restored
 }
 
-// Pods of a node that falls silent run for as long as it may think that it is in touch, for orderedSlack, for orderedStops, until their
-// supervisor stops them, and for their stop grace.
+// After a node falls silent, its pods run for the sum of these times: how long the node may believe that it is in
+// touch, orderedSlack, orderedStops (until their supervisor stops them), and their stop grace.
 const (
 	orderedSlack = 2 * time.Second
 	orderedStops = 20 * time.Second
 )
 
 func newOrderedWorld(t *rapid.T) *orderedWorld {
-	w := &orderedWorld{world: newWorld(), m: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration), Launchables: []manifest.Launchable{{Name: "a"}}}, diedAt: map[string]time.Time{}, held: map[at]pod.Intent{}, unread: map[at]bool{}}
+	w := &orderedWorld{
+		world: newWorld(),
+		m: &manifest.Manifest{
+			Version: 1, ID: "p", MinReady: new(field.Duration), Launchables: []manifest.Launchable{{Name: "a"}},
+		},
+		diedAt: map[string]time.Time{}, held: map[at]pod.Intent{}, unread: map[at]bool{},
+	}
 	if rapid.Bool().Draw(t, "stop_after") {
 		after := field.Duration(orderedStops)
 		w.m.Disconnect = &manifest.Disconnect{StopAfter: &after}
@@ -45,11 +53,11 @@ func newOrderedWorld(t *rapid.T) *orderedWorld {
 	n := rapid.IntRange(1, 5).Draw(t, "replicas")
 	w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n, Ordered: true}}
 	w.rc.MinAvailable = count(rapid.IntRange(0, n).Draw(t, "minimum"))
-	w.since = w.now // an intent without an epoch is one of an older farm, and starts in any
+	w.since = w.now // an intent without an epoch is of an older farm, and starts in any epoch
 	for _, v := range w.nodes {
 		v.EnforcesStopAfter, v.TTL, v.Epoch = true, field.Duration(2*time.Second), w.epoch()
 	}
-	w.anyNode(t).TTL = 0 // it does not say: it may have the longest
+	w.anyNode(t).TTL = 0 // not reported: it may be the longest
 	for range rapid.IntRange(0, 3).Draw(t, "older nodes") {
 		w.anyNode(t).EnforcesStopAfter = false
 	}
@@ -59,7 +67,8 @@ func newOrderedWorld(t *rapid.T) *orderedWorld {
 func (w *orderedWorld) look(resync bool) *reconcile.Snapshot {
 	w.list()
 	s := w.snapshot(resync)
-	s.Manifest, s.Slack, s.Epoch, s.EpochSince, s.WentBack, s.Orphans = w.m, orderedSlack, w.epoch(), w.since, w.back, nil
+	s.Manifest, s.Slack, s.Orphans = w.m, orderedSlack, nil
+	s.Epoch, s.EpochSince, s.WentBack = w.epoch(), w.since, w.back
 	for name, v := range w.nodes {
 		for i := range v.Orphans {
 			if v.Alive {
@@ -71,7 +80,7 @@ func (w *orderedWorld) look(resync bool) *reconcile.Snapshot {
 	return s
 }
 
-// epoch names the epoch by when it began.
+// epoch returns the epoch, named by its begin.
 func (w *orderedWorld) epoch() string {
 	return w.since.Format(time.RFC3339Nano)
 }
@@ -81,12 +90,14 @@ func (w *orderedWorld) stops(name string) bool {
 	return w.m.Disconnect != nil && w.nodes[name].EnforcesStopAfter
 }
 
-// fallSilent stops the pods of nodes that have been silent for as long as their manifest says, at the last moment. Nodes without a supervisor
-// that does this go on.
+// fallSilent stops the pods of nodes that have been silent for as long as their manifest allows, at the last moment. On
+// nodes without a supervisor that enforces this, pods run on.
 func (w *orderedWorld) fallSilent() {
 	for where, c := range w.copies {
 		died, dead := w.diedAt[where.node]
-		if w.stops(where.node) && dead && c.State == pod.Running && w.now.Sub(died) >= w.nodes[where.node].BelievesFor()+orderedSlack+orderedStops+manifest.StopMargin+manifest.DefaultStopGrace {
+		after := w.nodes[where.node].BelievesFor() + orderedSlack + orderedStops + manifest.StopMargin +
+			manifest.DefaultStopGrace
+		if w.stops(where.node) && dead && c.State == pod.Running && w.now.Sub(died) >= after {
 			w.holdBack(where)
 		}
 	}
@@ -98,22 +109,23 @@ func (w *orderedWorld) holdBack(where at) {
 	delete(w.copies, where)
 }
 
-// obey is world.obey for a node that holds pods back.
+// obey lets one node carry out its intent, like world.obey. This node may hold pods back.
 func (w *orderedWorld) obey(where at) {
-	in, told := w.intents[where]
+	in, hasIntent := w.intents[where]
 	held, holds := w.held[where]
 	outdated := in.Epoch != "" && in.Epoch != w.epoch()
 	switch {
 	case !w.nodes[where.node].Alive || w.unreadable(where):
-	case holds && told && in.State == pod.Stopped && in.Revision >= held.Revision:
+	case holds && hasIntent && in.State == pod.Stopped && in.Revision >= held.Revision:
 		delete(w.held, where)
 		w.copies[where] = in
 		w.report(where)
-	case holds && told && in.Revision >= held.Revision && !outdated:
+	case holds && hasIntent && in.Revision >= held.Revision && !outdated:
 		delete(w.held, where)
 		w.copies[where] = in
 		w.report(where)
-	case told && in.State == pod.Running && outdated && w.copies[where].State != pod.Running && in.Revision > max(w.copies[where].Revision, held.Revision):
+	case hasIntent && in.State == pod.Running && outdated && w.copies[where].State != pod.Running &&
+		in.Revision > max(w.copies[where].Revision, held.Revision):
 		w.held[where] = in
 		w.reportHeld(where)
 	case holds:
@@ -125,10 +137,12 @@ func (w *orderedWorld) obey(where at) {
 
 func (w *orderedWorld) reportHeld(where at) {
 	c := w.held[where]
-	w.reality[where] = pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StatePending}
+	w.reality[where] = pod.Reality{
+		Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StatePending,
+	}
 }
 
-// unreadable reports whether nobody can read an intent, until somebody writes it again.
+// unreadable reports whether an intent cannot be read, until it is written again.
 func (w *orderedWorld) unreadable(where at) bool {
 	_, placed := w.pods[where.id]
 	return w.unread[where] && !placed
@@ -146,29 +160,29 @@ func (w *orderedWorld) obeyAll() {
 	}
 }
 
-// decide is what a farm does: it reads what nodes were told about pods that have no placement.
+// decide does what a farm does: it reads the intents of pods that have no placement.
 func (w *orderedWorld) decide(s *reconcile.Snapshot) reconcile.Plan {
 	for asked := []pod.Identity(nil); ; {
 		plan := reconcile.Compute(s)
-		ids := slices.DeleteFunc(s.Unsettled(&plan), func(id pod.Identity) bool { return slices.Contains(asked, id) })
+		ids := slices.DeleteFunc(plan.NeedIntents(), func(id pod.Identity) bool { return slices.Contains(asked, id) })
 		if len(ids) == 0 {
 			return plan
 		}
 		asked = append(asked, ids...)
 		for _, id := range ids {
 			for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
-				switch in, told := w.intents[at{name, id}]; {
-				case told && w.unreadable(at{name, id}):
-					s.Unsure = "garbage"
-				case told:
-					s.Tell(name, &in)
+				switch in, hasIntent := w.intents[at{name, id}]; {
+				case hasIntent && w.unreadable(at{name, id}):
+					s.UnreadIntent = "garbage"
+				case hasIntent:
+					s.AddIntent(name, &in)
 				}
 			}
 		}
 	}
 }
 
-// pass is world.pass with the rules of ordered groups.
+// pass makes one pass like world.pass, and checks the rules of ordered groups.
 func (w *orderedWorld) pass(t rapid.TB, resync bool) int {
 	w.fallSilent()
 	s := w.look(resync)
@@ -178,8 +192,8 @@ func (w *orderedWorld) pass(t rapid.TB, resync bool) int {
 	w.checkOrder(t, &plan)
 	w.checkMinimum(t, &plan)
 	for _, id := range plan.Adds {
-		if name := w.nodeFor(s, id); name != "" {
-			plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
+		if name := w.nodeFor(&plan, id); name != "" {
+			plan.Changes = append(plan.Changes, plan.Placer().On(id, name))
 		}
 	}
 	for i := range plan.Changes {
@@ -192,7 +206,8 @@ func (w *orderedWorld) pass(t rapid.TB, resync bool) int {
 	return len(plan.Changes)
 }
 
-// checkMinimum fails where a plan takes more pods than the minimum leaves (P6). One of two copies of an index stops whatever is left.
+// checkMinimum fails if a plan takes more pods than the minimum allows (P6). One of two copies of an index may stop in
+// any case.
 func (w *orderedWorld) checkMinimum(t rapid.TB, plan *reconcile.Plan) {
 	left, takes := w.available(), false
 	for i := range plan.Changes {
@@ -206,19 +221,21 @@ func (w *orderedWorld) checkMinimum(t rapid.TB, plan *reconcile.Plan) {
 	}
 }
 
-// runsTwice reports whether a node lists a copy of a pod that is placed on another.
+// runsTwice reports whether a node lists a copy of a pod that is placed on another node.
 func (w *orderedWorld) runsTwice(id pod.Identity) bool {
 	for name, v := range w.nodes {
-		if name != w.pods[id].Node && slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == id }) {
+		if name != w.pods[id].Node &&
+			slices.ContainsFunc(v.Orphans, func(o pod.Orphan) bool { return o.Identity == id }) {
 			return true
 		}
 	}
 	return false
 }
 
-// take is world.apply: a pod on a lost machine may be forgotten when it has stopped by itself.
+// take applies a change like world.apply. But a pod on a lost machine may be forgotten when it has stopped by itself.
 func (w *orderedWorld) take(t rapid.TB, ch *reconcile.Change) {
-	if p := w.pods[ch.Identity]; ch.Placement == nil && w.copies[at{p.Node, ch.Identity}].State == pod.Running && len(ch.Answers) == 0 {
+	if p := w.pods[ch.Identity]; ch.Placement == nil && w.copies[at{p.Node, ch.Identity}].State == pod.Running &&
+		len(ch.Answers) == 0 {
 		t.Fatalf("%s is forgotten while it runs (P5)", ch)
 	}
 	for _, in := range ch.Intents {
@@ -227,7 +244,7 @@ func (w *orderedWorld) take(t rapid.TB, ch *reconcile.Change) {
 	w.apply(t, ch)
 }
 
-// checkAlone fails where a node is told to run a pod while another copy of it lives that the farm can know of.
+// checkAlone fails if a node gets an intent to run a pod while another copy lives that the farm can know of.
 func (w *orderedWorld) checkAlone(t rapid.TB, ch *reconcile.Change) {
 	was := w.pods[ch.Identity]
 	for _, in := range ch.Intents {
@@ -235,11 +252,15 @@ func (w *orderedWorld) checkAlone(t rapid.TB, ch *reconcile.Change) {
 			continue
 		}
 		before := w.intents[at{in.Node, ch.Identity}]
-		told := before.State == pod.Running && (before.Epoch == "" || before.Epoch == w.epoch()) // in vain so far, as after somebody killed it there
-		starts := w.copies[at{in.Node, ch.Identity}].State != pod.Running && !told || ch.Action == reconcile.Adopt
+		// not carried out yet, as after the pod was killed there
+		mustRun := before.State == pod.Running && (before.Epoch == "" || before.Epoch == w.epoch())
+		starts := w.copies[at{in.Node, ch.Identity}].State != pod.Running && !mustRun || ch.Action == reconcile.Adopt
 		for where, c := range w.copies {
 			v := w.nodes[where.node]
-			known := v.Alive && (v.Epoch == w.epoch() || !w.second) || was.Node == where.node || slices.ContainsFunc(was.Ghosts, func(g pod.Ghost) bool { return g.Node == where.node })
+			known := v.Alive && (v.Epoch == w.epoch() || !w.second) || was.Node == where.node ||
+				slices.ContainsFunc(was.Ghosts, func(g pod.Ghost) bool {
+					return g.Node == where.node
+				})
 			if where.id == ch.Identity && where.node != in.Node && c.State == pod.Running && starts && known {
 				t.Fatalf("%s: a copy lives on %s", ch, where.node)
 			}
@@ -247,7 +268,7 @@ func (w *orderedWorld) checkAlone(t rapid.TB, ch *reconcile.Change) {
 	}
 }
 
-// checkOrder fails where replicas are not added and removed in their order.
+// checkOrder fails if replicas are not added and removed in order.
 func (w *orderedWorld) checkOrder(t rapid.TB, plan *reconcile.Plan) {
 	if len(plan.Adds) > 1 {
 		t.Fatalf("%v start together", plan.Adds)
@@ -273,13 +294,13 @@ func (w *orderedWorld) checkOrder(t rapid.TB, plan *reconcile.Plan) {
 		}
 		for id := range w.pods {
 			if id.Index > ch.Identity.Index || ch.Identity.Index < n {
-				t.Fatalf("%s while %s is there, and %d are desired", ch, id, n)
+				t.Fatalf("%s while %s exists, and %d are desired", ch, id, n)
 			}
 		}
 	}
 }
 
-// alone fails if an index has two living copies. A second one that was made up is an excuse.
+// alone fails if an index has two living copies, unless the test started the second one.
 func (w *orderedWorld) alone(t rapid.TB) {
 	lives := map[pod.Identity]string{}
 	for where, c := range w.copies {
@@ -296,7 +317,11 @@ func (w *orderedWorld) alone(t rapid.TB) {
 func (w *orderedWorld) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 4000).Draw(t, "ms")) * time.Millisecond)
 	w.list()
-	switch rapid.SampledFrom([]string{"scale", "manifest", "pass", "pass", "pass", "pass", "obey", "obey", "obey", "die", "die", "return", "speak", "drain", "undrain", "forget", "second", "sick", "well", "later", "new epoch", "blink", "reboot", "reboot", "save", "restore", "vanish"}).Draw(t, "step") {
+	switch rapid.SampledFrom([]string{
+		"scale", "manifest", "pass", "pass", "pass", "pass", "obey", "obey", "obey", "die", "die", "return", "speak",
+		"drain", "undrain", "forget", "second", "sick", "well", "later", "new epoch", "blink", "reboot", "reboot",
+		"save", "restore", "vanish",
+	}).Draw(t, "step") {
 	case "scale":
 		n := rapid.IntRange(0, 5).Draw(t, "replicas")
 		w.rc.ReplicaGroups = []rc.ReplicaGroup{{Role: "main", Count: &n, Ordered: true}}
@@ -321,7 +346,7 @@ func (w *orderedWorld) step(t *rapid.T) {
 		}
 		v.Alive, v.MachineLost, v.LostSeen = false, v.MachineLost || rapid.Bool().Draw(t, "gone"), w.now
 		if !v.MachineLost {
-			w.diedAt[v.Name] = w.now.Add(time.Hour) // only its preparer: its pods run on
+			w.diedAt[v.Name] = w.now.Add(time.Hour) // only its preparer is dead, and its pods run on
 		} else if w.diedAt[v.Name].After(w.now) {
 			w.diedAt[v.Name] = w.now
 		}
@@ -338,7 +363,7 @@ func (w *orderedWorld) step(t *rapid.T) {
 	case "blink":
 		w.now = w.now.Add(time.Duration(rapid.IntRange(0, 45).Draw(t, "seconds")) * time.Second)
 		w.fallSilent()
-		if v := w.anyNode(t); !v.Alive { // back for a moment, in which it said nothing
+		if v := w.anyNode(t); !v.Alive { // back for a moment, without a report
 			w.die(v)
 		}
 	case "new epoch":
@@ -367,7 +392,10 @@ func (w *orderedWorld) step(t *rapid.T) {
 		w.now = w.now.Add(time.Minute)
 	case "forget":
 		if where, ok := draw(t, w.forgettable()); ok && !w.nodes[where.node].Alive {
-			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id, Declared: w.nodes[where.node].FreeIndex})
+			w.requests = append(w.requests, reconcile.Request{
+				ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id,
+				Declared: w.nodes[where.node].FreeIndex,
+			})
 			delete(w.copies, where)
 			delete(w.held, where)
 			delete(w.reality, where)
@@ -387,17 +415,21 @@ func (w *orderedWorld) step(t *rapid.T) {
 	w.alone(t)
 }
 
-// list lets the nodes that live say what they run, or hold, without an intent.
+// list makes the living nodes report what they run, or hold back, without an intent.
 func (w *orderedWorld) list() {
 	for name, old := range w.nodes {
 		if !old.Alive || old.Epoch != w.epoch() {
-			continue // it says nothing, or has not said anything yet
+			continue // it reports nothing, or has not reported yet
 		}
 		v := *old
 		v.Orphans, w.nodes[name] = nil, &v
 		note := func(where at, c pod.Intent, runs bool) {
-			if in, told := w.intents[where]; where.node == name && c.State == pod.Running && !w.unreadable(where) && (!told || in.Revision < c.Revision) {
-				v.Orphans = append(v.Orphans, pod.Orphan{Identity: where.id, PodID: "p", Digest: c.Digest, Revision: c.Revision, Runs: runs})
+			in, hasIntent := w.intents[where]
+			if where.node == name && c.State == pod.Running && !w.unreadable(where) &&
+				(!hasIntent || in.Revision < c.Revision) {
+				v.Orphans = append(v.Orphans, pod.Orphan{
+					Identity: where.id, PodID: "p", Digest: c.Digest, Revision: c.Revision, Runs: runs,
+				})
 			}
 		}
 		for where, c := range w.copies {
@@ -409,8 +441,8 @@ func (w *orderedWorld) list() {
 	}
 }
 
-// reboot starts a machine again: what stops by itself waits for its intent, what does not starts from the disk. Its preparer has not spoken yet, and
-// Consul has what was said before.
+// reboot starts a machine again. Pods that stop by themselves wait for their intents; others start from the disk. Its
+// preparer has not spoken yet, and Consul has the earlier reports.
 func (w *orderedWorld) reboot(v *node.View) {
 	if v.Alive {
 		v.Epoch = "not yet"
@@ -422,7 +454,8 @@ func (w *orderedWorld) reboot(v *node.View) {
 	}
 }
 
-// restore brings older records back, of which one more pod may be missing. Nodes that live say what they run; of what they hold the older reports stay.
+// restore brings older records back, in which one more pod may be missing. Living nodes report what they run. For pods
+// that they hold back, the older reports stay.
 func (w *orderedWorld) restore(t *rapid.T) {
 	if w.saved.pods == nil {
 		return
@@ -449,7 +482,7 @@ func (w *orderedWorld) restore(t *rapid.T) {
 
 // begin begins an epoch.
 func (w *orderedWorld) begin(back bool) {
-	w.now = w.now.Add(time.Nanosecond) // its name is new
+	w.now = w.now.Add(time.Nanosecond) // otherwise the epoch would have the same name
 	w.since, w.back = w.now, back
 	for name, old := range w.nodes {
 		if v := *old; v.Alive && v.Epoch != "not yet" {
@@ -464,13 +497,13 @@ func (w *orderedWorld) begin(back bool) {
 	w.list()
 }
 
-// die takes a machine away.
+// die makes a machine lost.
 func (w *orderedWorld) die(v *node.View) {
 	w.deaths++
 	v.Alive, v.MachineLost, v.LostSeen, v.FreeIndex, w.diedAt[v.Name] = false, true, w.now, w.deaths, w.now
 }
 
-// newEpoch loses all records but the controller's, after which nodes that live say what they run.
+// newEpoch loses all records but the controller's. Then living nodes report what they run.
 func (w *orderedWorld) newEpoch() {
 	clear(w.pods)
 	clear(w.indices)
@@ -480,28 +513,29 @@ func (w *orderedWorld) newEpoch() {
 	w.begin(false)
 }
 
-// isAsDesired reports whether what is desired runs, or cannot, as the status says, because a node is gone that cannot stop pods by itself, or
-// of which nobody knows what it ran.
+// isAsDesired reports whether all desired pods run. A pod may be missing if the status has the reason: a lost node
+// cannot stop its pods by itself, or it is not known what the node ran.
 func (w *orderedWorld) isAsDesired(gone *node.View) bool {
 	unknown := func(p pod.Placement) bool { return p.Node == gone.Name && p.Switching }
-	if gone != nil && w.status.Is(rc.AwaitsStop) && (!w.stops(gone.Name) || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), unknown)) {
+	if gone != nil && w.status.Is(rc.AwaitsStop) &&
+		(!w.stops(gone.Name) || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), unknown)) {
 		return true
 	}
 	elsewhere := w.running()
 	for where, c := range w.copies {
 		_, placed := w.pods[where.id]
-		_, told := w.intents[where]
-		unwanted := !placed && told && where.id.Index >= w.rc.Desired() // nobody but a sweep asks after it
+		_, hasIntent := w.intents[where]
+		unwanted := !placed && hasIntent && where.id.Index >= w.rc.Desired() // only a sweep looks for it
 		if c.State == pod.Running && (unwanted || gone != nil && where.node == gone.Name) {
-			elsewhere-- // or nobody needs it, or it is waited for
+			elsewhere-- // it is not needed, or its stop is awaited
 		}
 	}
 	return w.status.Is(rc.Converged) && elsewhere == w.rc.Desired()
 }
 
-// TestAnOrderedIndexLivesOnce plays random histories of an ordered group: whatever is scaled, upgraded, drained, lost, cut off and forgotten, no index
-// has two living copies, replicas start and stop in their order, and in a world that is whole again, or without one machine whose supervisors
-// stop pods by themselves, all that is desired runs.
+// TestAnOrderedIndexLivesOnce plays random histories of an ordered group: it is scaled, upgraded, drained, lost, cut
+// off and forgotten. No index ever has two living copies, and replicas start and stop in order. In the end all desired
+// pods run if all nodes are back. They also run if one node is still away, but its supervisors stop pods by themselves.
 func TestAnOrderedIndexLivesOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -510,7 +544,7 @@ func TestAnOrderedIndexLivesOnce(t *testing.T) {
 			w.step(t)
 		}
 		w.heal()
-		w.rc.MinAvailable = count(0) // else what stops first may have to stay where it is
+		w.rc.MinAvailable = count(0) // otherwise a pod that must stop first may have to stay
 		clear(w.diedAt)
 		clear(w.unread)
 		for _, v := range w.nodes {
@@ -532,6 +566,7 @@ func TestAnOrderedIndexLivesOnce(t *testing.T) {
 				return
 			}
 		}
-		t.Fatalf("desired %d, running %d\npods %+v\ncopies %+v\nstatus %+v", w.rc.Desired(), w.running(), slices.Collect(maps.Values(w.pods)), w.copies, w.status)
+		t.Fatalf("desired %d, running %d\npods %+v\ncopies %+v\nstatus %+v", w.rc.Desired(), w.running(),
+			slices.Collect(maps.Values(w.pods)), w.copies, w.status)
 	})
 }

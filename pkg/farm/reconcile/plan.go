@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/manifest"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
@@ -18,26 +18,29 @@ type Action string
 
 // The actions.
 const (
-	Adopt         Action = "adopt"          // take over a pod that runs without an intent
+	Adopt         Action = "adopt"          // give a pod that runs without an intent a placement
 	Repair        Action = "repair"         // write an intent or a reservation again that is missing or differs
-	Place         Action = "place"          // a new pod on a node
-	Upgrade       Action = "upgrade"        // a new manifest, in place
+	Place         Action = "place"          // place a new pod on a node
+	Upgrade       Action = "upgrade"        // give a pod a new manifest, in place
 	Stop          Action = "stop"           // ask for a stop
 	Remove        Action = "remove"         // forget a pod whose stop is confirmed
-	StopDuplicate Action = "stop-duplicate" // stop a copy that the identity has elsewhere by now
+	StopDuplicate Action = "stop-duplicate" // stop a second copy of the identity
 	FinishUpgrade Action = "finish-upgrade" // give back what only the former version of a pod needed
-	Mark          Action = "mark"           // note since when a node is lost, or that it is back
-	Move          Action = "move"           // another node, the old copy runs on until the new one is available
-	Return        Action = "return"         // back to a former node whose copy was left running
-	Switch        Action = "switch"         // into the service's name or out of it
-	Relabel       Action = "relabel"        // the labels that its controller gives its pods now
-	Release       Action = "release"        // give back a claim that nobody uses
+	Mark          Action = "mark"           // write the time at which a node was lost, or that it is back
+	Move          Action = "move"           // to another node; the old copy runs until the new one is available
+	Return        Action = "return"         // back to a former node, where a copy still runs
+	Switch        Action = "switch"         // take a pod into the service's name in Consul, or out of it
+	Relabel       Action = "relabel"        // give a pod other labels
+	Release       Action = "release"        // give back a share that no pod uses
 )
 
 // AllActions lists every action, for metrics.
-var AllActions = []Action{Adopt, Repair, Place, Upgrade, Stop, Remove, StopDuplicate, Mark, Move, Return, Release, FinishUpgrade, Switch, Relabel}
+var AllActions = []Action{
+	Adopt, Repair, Place, Upgrade, Stop, Remove, StopDuplicate, Mark, Move, Return, Release, FinishUpgrade, Switch,
+	Relabel,
+}
 
-// Label is the action as metrics have it: two of them keep the word that dashboards and alerts know.
+// Label returns the action's name in metrics. Two differ, because dashboards and alerts use the former names.
 func (a Action) Label() string {
 	switch a {
 	case StopDuplicate:
@@ -49,67 +52,87 @@ func (a Action) Label() string {
 	}
 }
 
-// Change is what happens to one identity. All of it lands in one transaction or none.
+// Change is what happens to one identity. One transaction writes all of it or nothing.
 type Change struct {
 	Action    Action
 	Identity  pod.Identity
 	Reason    string
-	Index     uint64          // of the placement that this replaces; zero creates it
+	Index     uint64          // of the placement that is replaced; zero: there is none yet
 	Placement *pod.Placement  // nil removes it
 	Intents   []IntentChange  // one per node at the most
 	Reserve   []ReserveChange // one per node at the most
-	// NeedsBreaker: a `stopped` intent is written, so the breaker must not trip meanwhile.
+	// NeedsBreaker: a `stopped` intent is written, so the breaker must not have tripped.
 	NeedsBreaker bool
-	// NeedsMinimum: the change may land only while the minimum is left (P6): of Plan.Counting, less what has stopped counting
-	// since and what changes of the plan that Take have taken, at least Plan.Minimum.
+	// NeedsMinimum: the change may land only while at least Plan.Minimum of the copies in Plan.Available are left (P6).
+	// A copy is not left if it is not available any more, or if a change with TakesAvailable is about its pod.
 	NeedsMinimum bool
-	// Takes: the pod counts as available and does not any more.
-	Takes bool
-	// NeedsReports are nodes whose realities of the pod must be as they were read: one that makes it count while another copy
-	// stops, those that show that it does not count, or those that confirm a stop which the record does not know of.
+	// TakesAvailable: the pod is available for the minimum now, and after the change it is not.
+	TakesAvailable bool
+	// NeedsReports are the nodes whose reports about the pod must be unchanged since they were read. Such a report
+	// shows that the pod is available there while another copy stops, that it is not available, or a stop that the
+	// record does not have.
 	NeedsReports []string
-	// NeedsDead: these nodes' preparers are taken to be dead, so none may have come back meanwhile. Each is named once.
+	// NeedsDead are nodes whose preparers were dead. The change lands only if none has come back. Each node is in the
+	// list once.
 	NeedsDead []DeadNode
-	// NeedsSchema: a pod is placed, so the cluster epoch must not change meanwhile (R1).
+	// NeedsSchema: a pod is placed, so the cluster epoch must not change before the write (R1).
 	NeedsSchema bool
-	// Answers are the requests that are carried out with this change: they go with it or stay.
+	// Answers are the requests that this change carries out. They are removed if the change lands.
 	Answers []string
 }
 
-// DeadNode is a node whose record nobody held when it was read, with the index that it had: holding it moves that.
+// DeadNode is a node whose record no preparer held when it was read. Index is the record's index; it changes when a
+// preparer takes the lock.
 type DeadNode struct {
 	Name  string
 	Index uint64 // zero: there was no record
 }
 
-// needsDead makes the change depend on a node's staying dead, unless it does already.
 func (c *Change) needsDead(n DeadNode) {
 	if !slices.ContainsFunc(c.NeedsDead, func(other DeadNode) bool { return other.Name == n.Name }) {
 		c.NeedsDead = append(c.NeedsDead, n)
 	}
 }
 
-// IntentChange writes, or with a nil Intent removes, what a node must do about the identity.
+func (p *Pod) change(action Action, next *pod.Placement, reason string) Change {
+	return Change{Action: action, Identity: p.Identity, Index: p.Index, Placement: next, Reason: reason}
+}
+
+func (c *Change) setIntent(nodeName string, in pod.Intent) {
+	c.Intents = append(c.Intents, IntentChange{Node: nodeName, Intent: &in})
+}
+
+func (c *Change) reserveRunning(nodeName string, claim node.Claim) {
+	c.Reserve = append(c.Reserve, ReserveChange{Node: nodeName, Claim: &claim, Force: true})
+}
+
+func (c *Change) release(nodeName string) {
+	c.Intents = append(c.Intents, IntentChange{Node: nodeName})
+	c.Reserve = append(c.Reserve, ReserveChange{Node: nodeName})
+}
+
+// IntentChange writes the identity's intent for a node; a nil Intent removes it.
 type IntentChange struct {
 	Node   string
 	Intent *pod.Intent
 }
 
-// ReserveChange sets, or with a nil Claim releases, the identity's claim on a node.
+// ReserveChange sets the identity's share of a node; a nil Claim gives it back.
 type ReserveChange struct {
 	Node  string
 	Claim *node.Claim
-	// Force reserves without asking whether it fits: the pod is running there already.
+	// Force reserves without a check that the share fits, because the pod runs there already.
 	Force bool
-	// Dynamic names the ports of the claim's pod that get a number from the node's range; see Change.AssignPorts.
+	// Dynamic names the ports of the pod that get a number from the node's range; see Change.AssignPorts.
 	Dynamic []string
-	// KeepPorts are the numbers that ports of these names had on the node before, which they keep.
+	// KeepPorts has the pod's former ports on the node, by name; a port with one of these names keeps its number.
 	KeepPorts map[string]int
-	// Keep holds on to what the identity holds already, besides: the former version still runs (P5).
+	// Keep adds to the identity's present share instead of replacing it, because the former version still runs (P5).
 	Keep bool
 }
 
-// AssignPorts fills in the numbers that a node gives to dynamic ports, wherever the change speaks of them.
+// AssignPorts sets the numbers of dynamic ports, in the placement and in the intents of that node. It copies what it
+// changes.
 func (c *Change) AssignPorts(nodeName string, numbers map[string]int) {
 	if len(numbers) == 0 || c.Placement == nil || c.Placement.Node != nodeName {
 		return
@@ -120,14 +143,14 @@ func (c *Change) AssignPorts(nodeName string, numbers map[string]int) {
 	c.Placement = &next
 	for i := range c.Intents {
 		if in := &c.Intents[i]; in.Node == nodeName && in.Intent != nil {
-			told := *in.Intent
-			told.Ports = next.Ports
-			in.Intent = &told
+			changed := *in.Intent
+			changed.Ports = next.Ports
+			in.Intent = &changed
 		}
 	}
 }
 
-// String describes the change on one line for the audit trail.
+// String is one line for the audit trail.
 func (c *Change) String() string {
 	where, left := "", strings.Join(c.left(), ", ")
 	switch {
@@ -140,30 +163,31 @@ func (c *Change) String() string {
 	case len(c.Intents) > 0:
 		where = " from " + c.Intents[0].Node
 	}
-	return fmt.Sprintf("%s %s.%d%s: %s", c.Action, c.Identity.Role, c.Identity.Index, where, c.Reason)
+	return fmt.Sprintf("%s %s%s: %s", c.Action, name(c.Identity), where, c.Reason)
 }
 
-// left returns the nodes that the pod leaves, or has left, with this change while it is on another.
+// left returns the nodes that the pod leaves, or has left; none if the change removes the placement.
 func (c *Change) left() []string {
 	if c.Placement == nil {
 		return nil
 	}
-	if ghosts := c.Placement.Ghosts; c.Action == Move && len(ghosts) > 0 {
-		return []string{ghosts[len(ghosts)-1].Node} // see move
-	}
-	if c.Action != Move && c.Action != StopDuplicate && c.Action != Return && c.Action != Remove {
-		return nil
-	}
+	ghosts := c.Placement.Ghosts
 	var names []string
-	for _, in := range c.Intents {
-		if in.Node != c.Placement.Node {
-			names = append(names, in.Node)
+	switch {
+	case c.Action == Move && len(ghosts) > 0:
+		names = append(names, ghosts[len(ghosts)-1].Node) // moveChange puts the former node last
+	case slices.Contains([]Action{Move, StopDuplicate, Return, Remove}, c.Action):
+		// A pod that is placed again has no former copy, but an intent on its former node.
+		for _, in := range c.Intents {
+			if in.Node != c.Placement.Node {
+				names = append(names, in.Node)
+			}
 		}
 	}
 	return names
 }
 
-// Nodes returns every node that the change has to do with, for the audit trail.
+// Nodes returns the names of all nodes of the change.
 func (c *Change) Nodes() []string {
 	names := append(make([]string, 0, 4), c.left()...)
 	if c.Placement != nil {
@@ -182,23 +206,26 @@ func (c *Change) Nodes() []string {
 // Plan is what to do next.
 type Plan struct {
 	Changes []Change
-	Adds    []pod.Identity // to be placed or, if they exist, moved, in this order, where nodes can be found
-	// Marks note since when nodes are lost, for those of Adds whose move would: where no node is found they are written alone, for
-	// whatever reason.
-	Marks []Change
-	// Answered are the requests that ask for nothing that is left to do. Others are with the changes; see Change.Answers.
+	Adds    []pod.Identity // need a node, in this order: new pods are placed, existing pods move
+	// LossRecords are changes for pods of Adds. Each writes the time at which the pod's node was lost. A move writes
+	// this time too, so they are written alone if no node is found.
+	LossRecords []Change
+	// Answered are the requests for which nothing is left to do. Change.Answers has the others.
 	Answered []string
-	// Void are those of Answered that are not carried out, because what they say is not so any more.
+	// Void are the requests of Answered whose facts have changed, so they are not carried out.
 	Void   []Void
 	Finish bool          // the controller is deleted and nothing of it is left: remove its records
-	Status rc.Status     // as the snapshot shows it without the pods that the plan forgets; see Plan.Short
-	Again  time.Duration // look again after this long even if nothing rings; zero: no need
-	// Counting are the copies that count as available, one of each pod, those of companions included, without those that changes take which do not need the
-	// minimum. Empty where no change needs it.
-	Counting []Copy
-	Minimum  int
+	Status rc.Status     // without the pods that the plan forgets; SetUnplaced completes it
+	Again  time.Duration // look again after this time even if no bell rings; zero: only when a bell rings
+	// Available are the available copies, one of each pod, also of companions, without those that a change without
+	// NeedsMinimum stops. It is empty if no change needs the minimum.
+	Available []Copy
+	Minimum   int
 
-	failures []string // that Status.LastError names the first few of
+	facts    *Facts                  // the plan's input
+	digests  map[pod.Identity]string // of new replicas among Adds
+	nodes    []string                // see WantedNodes
+	failures []string                // Status.LastError has the first few
 }
 
 // Void is a request that is not carried out.
@@ -207,7 +234,7 @@ type Void struct {
 	Reason        string // a sentence that names the request
 }
 
-// voidShown is for how long a status tells of requests that were void.
+// voidShown is how long a status shows void requests.
 const voidShown = 10 * time.Minute
 
 // Copy is a pod on one of its nodes.
@@ -216,18 +243,18 @@ type Copy struct {
 	pod.Identity
 }
 
-// RoomRetry is how long after something outside failed, or a change found no room where it must go, it is tried again: nothing rings
-// when another controller gives room back.
-const RoomRetry = 15 * time.Second
+// RetryAfter is the wait before another try after a failure outside the farm, or if a node had no capacity: no bell
+// rings when another controller frees capacity.
+const RetryAfter = 15 * time.Second
 
-// MadeOnly says in the status that the other changes are left to the next pass.
-func (p *Plan) MadeOnly(now time.Time, made int) {
+// SetPartial corrects the status if only some changes were made: the controller has not converged.
+func (p *Plan) SetPartial(now time.Time, made int) {
 	if p.Status.Is(rc.Converged) {
 		p.set(now, rc.Converged, false, fmt.Sprintf("%d of %d changes are made", made, len(p.Changes)))
 	}
 }
 
-// More asks for another look at once, as there are adds that no node was looked for yet.
+// More asks for another look at once, because some adds were not searched for yet.
 func (p *Plan) More() { p.requeueAfter(time.Millisecond) }
 
 func (p *Plan) requeueAfter(after time.Duration) {
@@ -237,46 +264,48 @@ func (p *Plan) requeueAfter(after time.Duration) {
 	p.Again = after
 }
 
-// Short completes the status with those of the plan's adds that could not be placed, and why the nodes take none; and asks for
-// another look when the nodes are to be asked again.
-func (p *Plan) Short(s *Snapshot, left []pod.Identity, reasons string, again time.Duration) {
+// SetUnplaced writes into the status which adds have no node (left), and why the nodes do not take them (reasons). It
+// asks for another look after the given time (again).
+func (p *Plan) SetUnplaced(left []pod.Identity, reasons string, again time.Duration) {
 	if len(left) == 0 {
-		p.set(s.Now, rc.InsufficientNodes, false, "")
+		p.set(p.facts.Now, rc.InsufficientNodes, false, "")
 		return
 	}
 	p.requeueAfter(again)
-	p.set(s.Now, rc.InsufficientNodes, true,
-		fmt.Sprintf("%s; of %d nodes, %s%s", p.lacking(s, left), len(s.Nodes), rc.TakeNone, reasons))
+	p.set(p.facts.Now, rc.InsufficientNodes, true,
+		fmt.Sprintf("%s; of %d nodes, %s%s", p.lacking(left), len(p.facts.Nodes), rc.TakeNone, reasons))
 }
 
-// Lacking returns why some of the adds that were looked for last have no node, "" where all have one.
-func (p *Plan) Lacking() string {
-	i := slices.IndexFunc(p.Status.Conditions, func(c rc.Condition) bool { return c.Type == rc.InsufficientNodes && c.True })
+// UnplacedReason returns why the last search found no node for some adds, "" if it found all.
+func (p *Plan) UnplacedReason() string {
+	i := slices.IndexFunc(p.Status.Conditions, func(c rc.Condition) bool {
+		return c.Type == rc.InsufficientNodes && c.True
+	})
 	if i < 0 {
 		return ""
 	}
 	return p.Status.Conditions[i].Reason
 }
 
-// StillLacking says again that some adds have no node, where those that were looked for later have.
+// StillLacking writes the reason of an earlier search into the status again, because a later search for other adds
+// cleared it.
 func (p *Plan) StillLacking(now time.Time, reason string) {
 	if reason != "" {
 		p.set(now, rc.InsufficientNodes, true, reason)
 	}
 }
 
-// lacking says what has no node: so many new replicas, and pods that have to leave the node where they are.
-func (p *Plan) lacking(s *Snapshot, left []pod.Identity) string {
+func (p *Plan) lacking(left []pod.Identity) string {
 	missing := 0
 	var move []string
 	for _, id := range left {
-		at := s.find(id)
+		at := p.facts.find(id)
 		if at == nil || at.RunState == pod.Stopped {
 			missing++
 			continue
 		}
-		text := fmt.Sprintf("%s.%d must leave %s and has no other node", id.Role, id.Index, at.Node)
-		if tried := tried(s, at); tried != "" {
+		text := fmt.Sprintf("%s must leave %s and has no other node", name(id), at.Node)
+		if tried := tried(p.facts, at); tried != "" {
 			text += " (" + tried + ")"
 		}
 		move = append(move, text)
@@ -287,30 +316,35 @@ func (p *Plan) lacking(s *Snapshot, left []pod.Identity) string {
 	return Few(move)
 }
 
-// Unscheduled says in the status that nothing could be placed because a scheduler failed. What would have come with a move is
-// written alone: a successor counts from the same moment (P7).
-func (p *Plan) Unscheduled(s *Snapshot, failure string) {
-	p.Changes = append(p.Changes, p.Marks...)
-	p.SchedulerFails(s.Now, p.lacking(s, p.Adds)+": "+failure)
-	p.set(s.Now, rc.InsufficientNodes, false, "") // nobody knows
+// Unscheduled writes into the status that some adds were not placed because a scheduler failed. It also adds the
+// records of these pods' losses to the plan, because the next owner must measure from the same moment (P7).
+func (p *Plan) Unscheduled(failure string) {
+	unplaced := field.Set(p.Adds)
+	for _, mark := range p.LossRecords {
+		if unplaced[mark.Identity] {
+			p.Changes = append(p.Changes, mark)
+		}
+	}
+	p.SchedulerFails(p.facts.Now, p.lacking(p.Adds)+": "+failure)
+	p.set(p.facts.Now, rc.InsufficientNodes, false, "") // whether nodes would take the adds is not known
 }
 
-// SchedulerFails says in the status that an outside scheduler is needed and fails.
+// SchedulerFails sets in the status that an outside scheduler is needed and fails.
 func (p *Plan) SchedulerFails(now time.Time, reason string) {
 	p.Retry()
 	p.set(now, rc.SchedulerFailing, true, reason)
 }
 
-// Block says in the status that changes could not be applied and why.
+// Block sets in the status why changes could not be applied.
 func (p *Plan) Block(now time.Time, reason string) {
-	p.requeueAfter(RoomRetry)
+	p.requeueAfter(RetryAfter)
 	p.set(now, rc.Blocked, true, reason)
 }
 
 // Retry asks for another pass after something outside failed.
-func (p *Plan) Retry() { p.requeueAfter(RoomRetry) }
+func (p *Plan) Retry() { p.requeueAfter(RetryAfter) }
 
-// BooksDiffer says in the status what differs between the placements and the books of an outside scheduler, "" for nothing.
+// BooksDiffer writes into the status how the placements differ from an outside scheduler's books, "" for no difference.
 func (p *Plan) BooksDiffer(now time.Time, reason string) {
 	if reason != "" {
 		p.Retry()
@@ -318,9 +352,9 @@ func (p *Plan) BooksDiffer(now time.Time, reason string) {
 	p.set(now, rc.BooksDiffer, reason != "", reason)
 }
 
-// Fail says in the status that something could not be done because of a record that cannot be read. The rest goes on.
+// Fail sets in the status what could not be done because a record cannot be read. The other work continues.
 func (p *Plan) Fail(text string) {
-	p.requeueAfter(RoomRetry)
+	p.requeueAfter(RetryAfter)
 	p.failures = append(p.failures, text)
 	p.Status.LastError = Few(p.failures)
 }
@@ -329,86 +363,13 @@ func (p *Plan) set(now time.Time, t rc.ConditionType, isTrue bool, reason string
 	p.Status.Conditions = rc.SetCondition(p.Status.Conditions, t, isTrue, reason, now)
 }
 
-// Placer makes the changes that place, or move, the adds of a plan that was computed from a snapshot. What new pods have in common it
-// makes once: there may be thousands of them, which share its maps, and nobody changes those.
-type Placer struct {
-	s      *Snapshot
-	alike  map[string]*alike // by digest
-	reason string
-}
+// Facts returns the plan's input.
+func (p *Plan) Facts() *Facts { return p.facts }
 
-// alike is what new pods with one manifest have in common.
-type alike struct {
-	pod     pod.Placement
-	claim   node.Claim
-	dynamic []string
-}
-
-// NewPlacer returns a placer. The snapshot must not change while it is used.
-func NewPlacer(s *Snapshot) *Placer {
-	return &Placer{s: s, alike: map[string]*alike{}, reason: fmt.Sprintf("%d replicas desired", s.RC.Desired())}
-}
-
-// On returns the change that places, or moves, one of the adds to a node.
-func (pl *Placer) On(id pod.Identity, nodeName string) Change {
-	s := pl.s
-	if p := s.find(id); p != nil && p.RunState == pod.Stopped {
-		return again(s, p, nodeName)
-	} else if p != nil {
-		return move(s, p, nodeName)
-	}
-	a := pl.like(s.DigestOf(id))
-	made := &struct { // together: one piece of memory in place of five
-		pod     pod.Placement
-		intent  pod.Intent
-		claim   node.Claim
-		intents [1]IntentChange
-		reserve [1]ReserveChange
-	}{pod: a.pod, claim: a.claim}
-	made.pod.Identity, made.pod.Node, made.claim.Pod = id, nodeName, id
-	made.pod.Revision, made.pod.Replicas = pod.NextRevision(s.Now, s.Stopped[id]), s.RC.CountOf(id.Role)
-	if s.ordered(id.Role) {
-		made.pod.Epoch = s.Epoch
-	}
-	made.intent = made.pod.Intent()
-	made.intents[0] = IntentChange{Node: nodeName, Intent: &made.intent}
-	made.reserve[0] = ReserveChange{Node: nodeName, Claim: &made.claim, Dynamic: a.dynamic}
-	return Change{
-		Action: Place, Identity: id, Placement: &made.pod, NeedsSchema: true,
-		Reason: pl.reason, Intents: made.intents[:1:1], Reserve: made.reserve[:1:1],
-	}
-}
-
-// like returns what new pods with a digest have in common.
-func (pl *Placer) like(digest string) *alike {
-	a := pl.alike[digest]
-	if a == nil {
-		s, m := pl.s, pl.s.ManifestOf(digest)
-		a = &alike{
-			pod: pod.Placement{
-				PodID: m.ID, Labels: s.RC.PodLabelSet(m.ID, m.Labels, nil), Digest: digest, Standby: s.standsBy(), Ports: m.PortMap(), RunState: pod.Running, ChangedAt: s.Now,
-			},
-			claim: claimOf(m, pod.Identity{}), dynamic: m.DynamicPorts(),
-		}
-		pl.alike[digest] = a
-	}
-	return a
-}
-
-// NewClaim returns what a pod that is to be placed reserves besides its dynamic ports; of no pod in particular, what one does that room
-// is looked for (see LookFor).
-func NewClaim(s *Snapshot, id pod.Identity) node.Claim {
-	m := s.Placing()
-	if id != (pod.Identity{}) {
-		m = s.ManifestOf(s.DigestOf(id))
-	}
-	return claimOf(m, id)
-}
-
-func claimOf(m *manifest.Manifest, id pod.Identity) node.Claim {
-	if m == nil {
-		return node.NewClaim(id, nil, 0, 0) // it is not known
-	}
-	res := m.Resources()
-	return node.NewClaim(id, m.PortMap(), res.CPU, res.Memory)
+// Unobstructed reports whether no condition keeps the plan from its goal. Then its changes and the next reports of
+// nodes are enough.
+func (p *Plan) Unobstructed() bool {
+	return !slices.ContainsFunc(p.Status.Conditions, func(cond rc.Condition) bool {
+		return cond.True && cond.Type != rc.Converged && !cond.Type.IsAboutRollout()
+	})
 }

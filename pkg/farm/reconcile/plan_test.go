@@ -10,20 +10,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// The audit trail says of each change what becomes of which pod, where, and why.
+// The audit trail shows each change on one line: what happens to which pod, where, and why.
 func TestAChangeIsOneLineOfTheAuditTrail(t *testing.T) {
 	t.Parallel()
 	for want, s := range map[string]*reconcile.Snapshot{
-		"stop main.0 on n0: the controller is deleted": one(func(s *reconcile.Snapshot, _ *reconcile.Pod) { s.RC.DeletedAt = &s.Now }),
+		"stop main.0 on n0: the controller is deleted": one(func(s *reconcile.Snapshot, _ *reconcile.Pod) {
+			s.RC.DeletedAt = &s.Now
+		}),
 		"remove main.0 from n0: the node confirmed the stop": one(func(_ *reconcile.Snapshot, p *reconcile.Pod) {
 			p.RunState, p.Reality.State, p.Reality.Available = pod.Stopped, pod.StateStopped, false
 		}),
-		"release main.3: n1 holds a share for a pod that is not there": one(func(s *reconcile.Snapshot, _ *reconcile.Pod) {
-			s.Leaks = []reconcile.Leak{{Node: "n1", Pod: orphan("n1", 3, 5).Identity}}
-		}),
-		"stop-duplicate main.0 from n1: a second copy runs on n1 at a lower revision": one(func(s *reconcile.Snapshot, _ *reconcile.Pod) {
-			s.Orphans = []reconcile.Orphan{orphan("n1", 0, 4)}
-		}),
+		"release main.3: n1 holds a share for a pod that is not there": one(
+			func(s *reconcile.Snapshot, _ *reconcile.Pod) {
+				s.UnusedShares = []reconcile.UnusedShare{{Node: "n1", Pod: orphan("n1", 3, 5).Identity}}
+			}),
+		"stop-duplicate main.0 from n1: a second copy runs on n1 at revision 4; the pod has revision 5": one(
+			func(s *reconcile.Snapshot, _ *reconcile.Pod) {
+				s.Orphans = []reconcile.Orphan{orphan("n1", 0, 4)}
+			}),
 	} {
 		plan := reconcile.Compute(s)
 		if len(plan.Changes) == 0 || plan.Changes[0].String() != want {
@@ -31,13 +35,16 @@ func TestAChangeIsOneLineOfTheAuditTrail(t *testing.T) {
 		}
 	}
 	s := snapshotOf(2)
-	if ch := reconcile.NewPlacer(s).On(orphan("", 1, 0).Identity, "n2"); ch.String() != "place main.1 on n2: 2 replicas desired" {
+	plan := reconcile.Compute(s)
+	ch := plan.Placer().On(orphan("", 1, 0).Identity, "n2")
+	if ch.String() != "place main.1 on n2: 2 replicas desired" {
 		t.Errorf("%s", &ch)
 	}
 }
 
-// What finds no node is said in numbers for new replicas and by name for those that must leave theirs, with where they were tried.
-func TestWhatHasNoNodeIsSaid(t *testing.T) {
+// The status counts new replicas without a node. It names the pods that must leave their node and find no other, with
+// the nodes that were tried.
+func TestPodsWithoutANodeAreReported(t *testing.T) {
 	t.Parallel()
 	placed, tried, missing := orphan("", 0, 0).Identity, orphan("", 1, 0).Identity, orphan("", 2, 0).Identity
 	const nodes = "; of 4 nodes, these take none: resources: 4"
@@ -46,14 +53,16 @@ func TestWhatHasNoNodeIsSaid(t *testing.T) {
 		"1 of 3 replicas have no node" + nodes: {missing},
 		"main.0 must leave n0 and has no other node" + nodes:                                                 {placed},
 		"main.1 must leave n1 and has no other node (it did not become available on n3 (no answer))" + nodes: {tried},
-		"1 of 3 replicas have no node; main.0 must leave n0 and has no other node" + nodes:                   {placed, missing},
+		"1 of 3 replicas have no node; main.0 must leave n0 and has no other node" + nodes: {
+			placed, missing,
+		},
 	} {
 		s := row(2, 3)
 		s.Pods[1].Avoid = []pod.Avoided{{Node: "n3", Since: s.Now, Generation: s.RC.Generation, Reason: "no answer"}}
 		plan := reconcile.Compute(s)
 		plan.Status.Conditions = rc.SetCondition(plan.Status.Conditions, rc.InsufficientNodes, true, "as before", s.Now)
 		plan.Again = 0
-		plan.Short(s, left, "resources: 4", time.Minute)
+		plan.SetUnplaced(left, "resources: 4", time.Minute)
 		got := condition(&plan.Status, rc.InsufficientNodes)
 		if got.Reason != want || got.True != (want != "") || (plan.Again == time.Minute) != got.True {
 			t.Errorf("%v left: %+v, again after %s; want %q", left, got, plan.Again, want)
@@ -61,12 +70,13 @@ func TestWhatHasNoNodeIsSaid(t *testing.T) {
 	}
 }
 
-// That books differ from placements is so until they agree, and looked at again meanwhile.
-func TestBooksThatDifferAreLookedAtAgain(t *testing.T) {
+// Books that differ from the placements are reported until they agree. Until then the farm looks again.
+func TestDifferentBooksAskForAnotherLook(t *testing.T) {
 	t.Parallel()
 	s := row(1, 1)
 	plan := reconcile.Compute(s)
-	if plan.BooksDiffer(s.Now, "n0 is booked twice"); !plan.Status.Is(rc.BooksDiffer) || plan.Again != reconcile.RoomRetry {
+	if plan.BooksDiffer(s.Now, "n0 is booked twice"); !plan.Status.Is(rc.BooksDiffer) ||
+		plan.Again != reconcile.RetryAfter {
 		t.Errorf("differ: %+v, again after %s", plan.Status.Conditions, plan.Again)
 	}
 	s.Previous = &plan.Status
@@ -76,10 +86,13 @@ func TestBooksThatDifferAreLookedAtAgain(t *testing.T) {
 	}
 }
 
-// Of several reasons to look again the first to come counts.
-func TestTheNextLookIsTheFirstThatIsNeeded(t *testing.T) {
+// If there are several reasons to look again, the earliest time is used.
+func TestTheEarliestNextLookIsUsed(t *testing.T) {
 	t.Parallel()
-	for left, want := range map[time.Duration]time.Duration{time.Second: time.Second, time.Minute: reconcile.RoomRetry} {
+	for left, want := range map[time.Duration]time.Duration{
+		time.Second: time.Second,
+		time.Minute: reconcile.RetryAfter,
+	} {
 		s := row(1, 1)
 		lose(s, 30*time.Second-left, 0)
 		if left > 30*time.Second {
@@ -93,34 +106,40 @@ func TestTheNextLookIsTheFirstThatIsNeeded(t *testing.T) {
 	}
 }
 
-// Where pods with several manifests are placed one manifest after the other, the status says in the end what any of them lacked.
-func TestALaterManifestThatFindsRoomHidesNoEarlierLack(t *testing.T) {
+// Pods with several manifests are placed one manifest after the other. If some pods of any manifest found no node, the
+// final status has the reason.
+func TestALaterManifestHidesNoEarlierLack(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(2)
-	var plan reconcile.Plan
-	if got := plan.Lacking(); got != "" {
+	plan := reconcile.Compute(s)
+	plan.Status = rc.Status{}
+	if got := plan.UnplacedReason(); got != "" {
 		t.Errorf("before anything was looked for: %q", got)
 	}
-	plan.Fail("x") // a condition of another kind does not count
+	plan.Fail("x") // another condition makes no difference
 	plan.Block(s.Now, "stays as it is")
-	if got := plan.Lacking(); got != "" {
+	if got := plan.UnplacedReason(); got != "" {
 		t.Errorf("with another condition: %q", got)
 	}
-	plan.Short(s, []pod.Identity{{RCID: "rc", Role: "main"}}, "", time.Minute)
-	first := plan.Lacking()
+	plan.SetUnplaced([]pod.Identity{{RCID: "rc", Role: "main"}}, "", time.Minute)
+	first := plan.UnplacedReason()
 	if !strings.Contains(first, "1 of 0 replicas have no node") {
 		t.Errorf("after the first: %q", first)
 	}
-	plan.Short(s, nil, "", 0)
-	if got := plan.Lacking(); got != "" {
+	plan.SetUnplaced(nil, "", 0)
+	if got := plan.UnplacedReason(); got != "" {
 		t.Errorf("after the second: %q", got)
 	}
 	plan.StillLacking(s.Now, "")
 	if plan.Status.Is(rc.InsufficientNodes) {
-		t.Error("nothing lacks, and the status says so")
+		t.Error("no pod lacks a node, and the status reports a lack")
 	}
 	plan.StillLacking(s.Now, first)
-	if plan.Lacking() != first {
-		t.Errorf("in the end: %q", plan.Lacking())
+	if plan.UnplacedReason() != first {
+		t.Errorf("in the end: %q", plan.UnplacedReason())
+	}
+	plan.Status = rc.Status{}
+	if plan.StillLacking(s.Now, first); plan.UnplacedReason() != first {
+		t.Errorf("as the only condition: %q", plan.UnplacedReason())
 	}
 }

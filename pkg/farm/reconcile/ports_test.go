@@ -22,10 +22,11 @@ func wantPorts(t *testing.T, what string, got, want map[string]int) {
 	}
 }
 
-func TestPlacedPodAsksForNumbers(t *testing.T) {
+func TestAPlacedPodAsksForPortNumbers(t *testing.T) {
 	s := snapshotOf(1)
 	dynamicPorts(s)
-	ch := reconcile.NewPlacer(s).On(pod.Identity{RCID: "rc", Role: "main"}, "n1")
+	plan := reconcile.Compute(s)
+	ch := plan.Placer().On(pod.Identity{RCID: "rc", Role: "main"}, "n1")
 	before := ch
 	r := ch.Reserve[0]
 	if !slices.Equal(r.Dynamic, []string{"http"}) || !slices.Equal(r.Claim.Ports, []int{9000}) {
@@ -38,8 +39,8 @@ func TestPlacedPodAsksForNumbers(t *testing.T) {
 	wantPorts(t, "the change before", before.Placement.Ports, map[string]int{"http": 0, "admin": 9000})
 }
 
-// A pod keeps its numbers over an upgrade, and what it holds is given back down to them.
-func TestUpgradeKeepsNumbers(t *testing.T) {
+// A pod keeps its port numbers in an upgrade. Afterwards its share is reduced to them.
+func TestAnUpgradeKeepsPortNumbers(t *testing.T) {
 	s := snapshotOf(1)
 	dynamicPorts(s)
 	least := 0
@@ -61,8 +62,9 @@ func TestUpgradeKeepsNumbers(t *testing.T) {
 	}
 }
 
-// A moved pod has other numbers on its new node; its former copy keeps what it listens on, also when it wins.
-func TestFormerCopyKeepsItsNumbers(t *testing.T) {
+// A moved pod has other port numbers on its new node. Its former copy keeps the ports that it listens on, also when it
+// becomes the pod again.
+func TestAFormerCopyKeepsItsPortNumbers(t *testing.T) {
 	s := snapshotOf(1)
 	dynamicPorts(s)
 	old := map[string]int{"http": 20007, "admin": 9000}
@@ -70,7 +72,8 @@ func TestFormerCopyKeepsItsNumbers(t *testing.T) {
 	p.Ports = old
 	s.Pods = []reconcile.Pod{p}
 	s.Nodes["n0"].Alive, s.Nodes["n0"].MachineLost = false, true
-	ch := reconcile.NewPlacer(s).On(p.Identity, "n1")
+	plan := reconcile.Compute(s)
+	ch := plan.Placer().On(p.Identity, "n1")
 	if len(ch.Reserve[0].KeepPorts) != 0 || !slices.Equal(ch.Reserve[0].Dynamic, []string{"http"}) {
 		t.Errorf("reserves %+v, want a new number for http", ch.Reserve[0])
 	}
@@ -93,8 +96,8 @@ func TestFormerCopyKeepsItsNumbers(t *testing.T) {
 	}
 }
 
-// What is adopted keeps the numbers that its node says.
-func TestOrphanKeepsItsNumbers(t *testing.T) {
+// An adopted pod keeps the port numbers that its node reports.
+func TestAnOrphanKeepsItsPortNumbers(t *testing.T) {
 	s := snapshotOf(1)
 	dynamicPorts(s)
 	ports := map[string]int{"http": 20009, "admin": 9000}
@@ -104,6 +107,6 @@ func TestOrphanKeepsItsNumbers(t *testing.T) {
 	ch := only(t, s, reconcile.Adopt)
 	wantPorts(t, "the placement", ch.Placement.Ports, ports)
 	if !slices.Equal(ch.Reserve[0].Claim.Ports, []int{9000, 20009}) || len(ch.Reserve[0].Dynamic) > 0 {
-		t.Errorf("reserves %+v, want what it has and nothing new", ch.Reserve[0])
+		t.Errorf("reserves %+v, want the present ports and no new one", ch.Reserve[0])
 	}
 }

@@ -19,9 +19,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// world is a model of a cluster: the records, and nodes that do what they are told when the model lets them.
+// world is a model of a cluster: the records, and nodes that carry out intents when the model lets them.
 type world struct {
-	ended    map[at]string // digests that have ended, where pods run once; nil: they do not
+	ended    map[at]string // digests that have ended, if pods run once; nil: they do not
 	now      time.Time
 	rc       rc.RC
 	nodes    map[string]*node.View
@@ -30,19 +30,20 @@ type world struct {
 	indices  map[pod.Identity]uint64
 	intents  map[at]pod.Intent
 	reality  map[at]pod.Reality
-	copies   map[at]pod.Intent // what really runs, or is remembered as stopped
+	copies   map[at]pod.Intent // what really runs, or what a node remembers as stopped
 	status   *rc.Status
 	requests []reconcile.Request
 	saved    records
 	hold     bool
 	trace    bool
 	breaker  bool
-	lands    func() bool             // whether the next change lands; nil: all do
-	deaths   uint64                  // of preparers so far: the index of a node's record while it is dead
-	sick     map[string]bool         // nodes on which nothing becomes available
-	hopeless bool                    // and say that waiting does not help
-	served   map[at]bool             // copies that have been available since they began
-	moved    map[pod.Identity]string // digests with which pods have left their first node, where they never became available
+	lands    func() bool     // whether the next change lands; nil: all do
+	deaths   uint64          // of preparers so far: the index of a node's record while it is dead
+	sick     map[string]bool // nodes on which nothing becomes available
+	hopeless bool            // sick nodes report that waiting does not help
+	served   map[at]bool     // copies that have been available since they began
+	// digests with which pods have left their first node, because they never became available there
+	moved map[pod.Identity]string
 }
 
 // records are what a restore brings back.
@@ -60,21 +61,27 @@ type at struct {
 func newWorld() *world {
 	w := &world{
 		now: time.Unix(1_700_000_000, 0), nodes: map[string]*node.View{}, pods: map[pod.Identity]pod.Placement{},
-		indices: map[pod.Identity]uint64{}, intents: map[at]pod.Intent{}, reality: map[at]pod.Reality{}, copies: map[at]pod.Intent{},
-		index: 1, sick: map[string]bool{}, served: map[at]bool{}, moved: map[pod.Identity]string{},
+		indices: map[pod.Identity]uint64{}, intents: map[at]pod.Intent{}, reality: map[at]pod.Reality{},
+		copies: map[at]pod.Intent{}, index: 1, sick: map[string]bool{}, served: map[at]bool{},
+		moved: map[pod.Identity]string{},
 	}
 	for i := range 6 {
 		name := fmt.Sprintf("n%d", i)
 		w.nodes[name] = &node.View{Node: node.Node{Name: name, Capacity: node.Capacity{Slots: 50}}, Alive: true}
 	}
 	zero, deadline := 0, field.Duration(3*time.Second)
-	w.rc = rc.RC{ProgressDeadline: &deadline, NodeLoss: rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}, ID: "rc", Name: "rc", ManifestDigest: "m1", ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &zero}}, Strategy: rc.Dynamic, Generation: 1}
+	w.rc = rc.RC{
+		ID: "rc", Name: "rc", ManifestDigest: "m1", Strategy: rc.Dynamic, Generation: 1, ProgressDeadline: &deadline,
+		ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &zero}},
+		NodeLoss:      rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)},
+	}
 	return w
 }
 
 func (w *world) snapshot(resync bool) *reconcile.Snapshot {
 	s := &reconcile.Snapshot{
-		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Manifest: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)}, Nodes: w.nodes, Previous: w.status,
+		Now: w.now, Owner: "f1", RC: w.rc, Requests: w.read(), Nodes: w.nodes, Previous: w.status,
+		Manifest: &manifest.Manifest{Version: 1, ID: "p", MinReady: new(field.Duration)},
 	}
 	if w.ended != nil {
 		s.Manifest = once(manifest.RestartNever)
@@ -108,8 +115,8 @@ func (w *world) snapshot(resync bool) *reconcile.Snapshot {
 		s.Pods = append(s.Pods, sp)
 	}
 	for where, c := range w.copies {
-		in, told := w.intents[where]
-		if c.State != pod.Running || !w.nodes[where.node].Alive || told && in.Revision >= c.Revision {
+		in, hasIntent := w.intents[where]
+		if c.State != pod.Running || !w.nodes[where.node].Alive || hasIntent && in.Revision >= c.Revision {
 			continue
 		}
 		s.Orphans = append(s.Orphans, reconcile.Orphan{Node: where.node, Orphan: pod.Orphan{
@@ -119,7 +126,7 @@ func (w *world) snapshot(resync bool) *reconcile.Snapshot {
 	return s
 }
 
-// read returns the requests as they look now: whether the node is alive is asked again at every look.
+// read returns the requests as they are now: each look reads again whether the node is alive.
 func (w *world) read() []reconcile.Request {
 	requests := slices.Clone(w.requests)
 	for i := range requests {
@@ -138,10 +145,10 @@ func (w *world) available() int {
 	return n
 }
 
-// counts reports whether a pod counts as available.
+// counts reports whether a pod is available.
 func (w *world) counts(id pod.Identity) bool { return w.countsAs(id, w.pods[id]) }
 
-// countsAs is counts for a pod whose placement is, or would be, the given one.
+// countsAs reports whether a pod would be available with the given placement.
 func (w *world) countsAs(id pod.Identity, p pod.Placement) bool {
 	r := w.reality[at{p.Node, id}]
 	ok := r.Available && r.Digest == p.Digest && !w.machineLost(p.Node)
@@ -151,26 +158,29 @@ func (w *world) countsAs(id pod.Identity, p pod.Placement) bool {
 	return ok && p.RunState == pod.Running
 }
 
-// forced reports whether an operator said that a pod stops wherever it is placed.
+// forced reports whether a drain stops a pod by force.
 func (w *world) forced(p pod.Placement) bool {
 	v := w.nodes[p.Node]
 	return v != nil && v.Alive && v.Ops.Drain != nil && v.Ops.Drain.Force &&
 		(p.AdoptedAtGeneration != w.rc.Generation || v.Ops.Drain.Since.After(p.ChangedAt))
 }
 
-// isForced reports whether a change does what an operator forces.
+// isForced reports whether a change is the work of a forced drain.
 func (w *world) isForced(ch *reconcile.Change) bool {
 	was := w.pods[ch.Identity]
-	return (ch.Action == reconcile.Stop || ch.Action == reconcile.Return) && w.forced(was) || ch.Action == reconcile.StopDuplicate && w.forcesGhost(was)
+	return (ch.Action == reconcile.Stop || ch.Action == reconcile.Return) && w.forced(was) ||
+		ch.Action == reconcile.StopDuplicate && w.forcesGhost(was)
 }
 
-// forcesGhost is forced for a former copy of the pod.
+// forcesGhost reports whether a drain stops a former copy of the pod by force.
 func (w *world) forcesGhost(p pod.Placement) bool {
-	return slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return w.nodes[g.Node].Ops.Drain != nil && w.nodes[g.Node].Ops.Drain.Force })
+	return slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool {
+		return w.nodes[g.Node].Ops.Drain != nil && w.nodes[g.Node].Ops.Drain.Force
+	})
 }
 
-// takes reports whether a change takes away a pod that counts as available: by a stop, or by another manifest for the copy
-// that does. What an operator declares gone is not taken by us.
+// takes reports whether a change makes an available pod unavailable: by a stop, or by another manifest for the
+// available copy. A copy that an operator declares gone is not taken by the plan.
 func (w *world) takes(ch *reconcile.Change) bool {
 	was, placed := w.pods[ch.Identity]
 	if !placed || !w.counts(ch.Identity) {
@@ -197,15 +207,17 @@ func without(p pod.Placement, nodeName string) pod.Placement {
 	return p
 }
 
-// gone reports whether a machine is lost, as Consul says or as a placement remembers until its preparer is back, whether or not
-// anybody saw it.
+// machineLost reports whether a machine is lost: Consul reports it, or a placement has it until the preparer is back.
 func (w *world) machineLost(name string) bool {
 	v := w.nodes[name]
 	remembered := func(p pod.Placement) bool {
 		return p.Node == name && p.RunState == pod.Running && p.LostSince != nil && p.DeadIndex == v.FreeIndex ||
-			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.MachineLost && g.DeadIndex == v.FreeIndex })
+			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool {
+				return g.Node == name && g.MachineLost && g.DeadIndex == v.FreeIndex
+			})
 	}
-	return v != nil && !v.Alive && (v.MachineLost || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
+	return v != nil && !v.Alive &&
+		(v.MachineLost || slices.ContainsFunc(slices.Collect(maps.Values(w.pods)), remembered))
 }
 
 // running counts the copies that really run.
@@ -223,21 +235,21 @@ func (w *world) running() int {
 func (w *world) pass(t rapid.TB, resync bool) int {
 	s := w.snapshot(resync)
 	before := w.available()
-	plan := reconcile.Compute(s)
+	plan := compute(t, s)
 	w.status = &plan.Status
 	w.checkPlan(t, &plan, before)
 	w.answered(plan.Answered)
 	for _, id := range plan.Adds {
-		if name := w.nodeFor(s, id); name != "" {
-			plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
+		if name := w.nodeFor(&plan, id); name != "" {
+			plan.Changes = append(plan.Changes, plan.Placer().On(id, name))
 			w.checkDeaths(t, &plan.Changes[len(plan.Changes)-1])
 		}
 	}
 	checkWritten(t, plan.Changes)
-	checkWritten(t, plan.Marks)
+	checkWritten(t, plan.LossRecords)
 	for i := range plan.Changes {
 		if w.lands != nil && !w.lands() {
-			continue // its batch was refused, or the farm died before
+			continue // its batch was refused, or the farm died before it
 		}
 		if w.trace {
 			t.Logf("%s", &plan.Changes[i])
@@ -254,7 +266,7 @@ func (w *world) pass(t rapid.TB, resync bool) int {
 	return len(plan.Changes)
 }
 
-// checkMoves proves that no move is left where it got stuck, if anything may be done about it.
+// checkMoves proves that no move stays stuck if something may be done about it.
 func (w *world) checkMoves(t rapid.TB, plan *reconcile.Plan) {
 	for id, p := range w.pods {
 		if len(p.Avoid) > rc.MaxTries+1 {
@@ -265,11 +277,12 @@ func (w *world) checkMoves(t rapid.TB, plan *reconcile.Plan) {
 			continue // something else comes first
 		}
 		late := w.now.Sub(p.ChangedAt) >= w.rc.Deadline() && p.AdoptedAtGeneration == 0 && p.RunState == pod.Running
-		if w.hold || w.breaker || w.rc.DeletedAt != nil || !late || r.Available && r.Digest == p.Digest && !w.machineLost(p.Node) {
+		if w.hold || w.breaker || w.rc.DeletedAt != nil || !late ||
+			r.Available && r.Digest == p.Digest && !w.machineLost(p.Node) {
 			continue
 		}
 		if r.State == pod.StateEnded || r.AllEnded {
-			continue // it stays where it has ended, and a former copy may be needed until others count
+			continue // it stays where it has ended, and a former copy may be needed until others are available
 		}
 		for _, g := range p.Ghosts {
 			if g.Revision == 0 && w.reality[at{g.Node, id}].Available && !w.machineLost(g.Node) {
@@ -279,15 +292,16 @@ func (w *world) checkMoves(t rapid.TB, plan *reconcile.Plan) {
 	}
 }
 
-// checkReliance makes sure that a change which stops something that does not count cannot take what has come to count meanwhile, below
-// the minimum, and that one which stops a copy because another counts needs that one.
+// checkReliance makes sure of two things. A change that stops an unavailable pod lands only while this keeps the
+// minimum, even if the pod has become available. A change that stops one copy because another one is available depends
+// on that other one.
 func (w *world) checkReliance(t rapid.TB, plan *reconcile.Plan, ch *reconcile.Change, stops bool) {
 	was, placed := w.pods[ch.Identity]
 	if !placed || !stops || ch.Placement == nil || ch.Action == reconcile.Repair || w.forcesGhost(was) {
 		return
 	}
 	if ch.Action == reconcile.Remove {
-		return // its node has stopped it, or is dead and stays so; what is left was asked to stop before, or has
+		return // its node has stopped it, or is dead and stays so; its other copies were asked to stop, or have stopped
 	}
 	if w.countsAs(ch.Identity, *ch.Placement) {
 		if len(ch.NeedsReports) != 1 || !w.reality[at{ch.NeedsReports[0], ch.Identity}].Available {
@@ -301,12 +315,13 @@ func (w *world) checkReliance(t rapid.TB, plan *reconcile.Plan, ch *reconcile.Ch
 	if ch.Action == reconcile.Remove {
 		return // its node has stopped it, or was declared gone, and the other copies were asked to stop already
 	}
-	if left := len(plan.Counting) - takes(plan); ch.NeedsMinimum && left < w.rc.MinimumAvailable() {
+	if left := len(plan.Available) - takes(plan); ch.NeedsMinimum && left < w.rc.MinimumAvailable() {
 		t.Fatalf("%s depends on a minimum of %d, of which %d are left", ch, w.rc.MinimumAvailable(), left)
 	}
 	for _, in := range ch.Intents {
-		if in.Intent != nil && in.Intent.State == pod.Stopped && !ch.NeedsMinimum && !slices.Contains(ch.NeedsReports, in.Node) {
-			t.Fatalf("%s would stop what has become available on %s", ch, in.Node)
+		if in.Intent != nil && in.Intent.State == pod.Stopped && !ch.NeedsMinimum &&
+			!slices.Contains(ch.NeedsReports, in.Node) {
+			t.Fatalf("%s would stop a copy that has become available on %s", ch, in.Node)
 		}
 	}
 }
@@ -314,7 +329,7 @@ func (w *world) checkReliance(t rapid.TB, plan *reconcile.Plan, ch *reconcile.Ch
 func takes(plan *reconcile.Plan) int {
 	n := 0
 	for i := range plan.Changes {
-		if plan.Changes[i].Takes {
+		if plan.Changes[i].TakesAvailable {
 			n++
 		}
 	}
@@ -329,7 +344,7 @@ func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 	seen := map[pod.Identity]bool{}
 	stops := 0
 	for i := range plan.Changes {
-		// Forced ones outrank the minimum; whatever else goes must leave it without them.
+		// Forced stops outrank the minimum. The other stops must keep it without these pods.
 		if ch := &plan.Changes[i]; w.isForced(ch) && w.takes(ch) {
 			available--
 		}
@@ -351,7 +366,7 @@ func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 			t.Fatalf("%s stops without the breaker's condition", ch)
 		}
 		if writesStop && w.hold {
-			t.Fatalf("%s stops while the nodes have not said what they run", ch)
+			t.Fatalf("%s stops while nodes have not spoken", ch)
 		}
 		if writesStop && w.breaker {
 			t.Fatalf("%s stops although the breaker has tripped", ch)
@@ -361,36 +376,40 @@ func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 		forced := w.isForced(ch)
 		if !forced && w.takes(ch) {
 			stops++
-			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && (!ch.NeedsMinimum || !ch.Takes) {
-				t.Fatalf("%s relies on others being available without the condition for that", ch)
+			if w.rc.DeletedAt == nil && w.rc.MinimumAvailable() > 0 && (!ch.NeedsMinimum || !ch.TakesAvailable) {
+				t.Fatalf("%s needs other pods to be available, and has no condition for that", ch)
 			}
-		} else if ch.Takes {
-			t.Fatalf("%s is said to take what counts", ch)
+		} else if ch.TakesAvailable {
+			t.Fatalf("%s has Takes set, and takes no available pod", ch)
 		}
 		w.checkReliance(t, plan, ch, writesStop && !forced && w.rc.DeletedAt == nil)
-		if ch.Action == reconcile.StopDuplicate && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) && !r.Ended(was.Digest) {
+		if ch.Action == reconcile.StopDuplicate && !w.forcesGhost(was) && (!r.Available || r.Digest != was.Digest) &&
+			!r.Ended(was.Digest) {
 			t.Fatalf("%s: the winning copy is not available", ch)
 		}
-		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node && w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
+		if ch.Action == reconcile.Adopt && placed && ch.Placement.Node != was.Node &&
+			w.copies[at{ch.Placement.Node, ch.Identity}].Revision <= was.Revision {
 			t.Fatalf("%s: the copy with the lower revision won (R2)", ch)
 		}
 		if ch.Action == reconcile.Stop && strings.HasPrefix(ch.Reason, "the drain of") {
 			for _, g := range was.Ghosts {
 				r := w.reality[at{g.Node, ch.Identity}]
-				if drain := w.nodes[g.Node].Ops.Drain; g.Revision == 0 && r.Available && (drain == nil || !drain.Force) {
-					t.Fatalf("%s stops a copy on %s, of which nobody spoke (P4)", ch, g.Node)
+				if drain := w.nodes[g.Node].Ops.Drain; g.Revision == 0 && r.Available &&
+					(drain == nil || !drain.Force) {
+					t.Fatalf("%s stops a copy on %s, whose stop no one asked for (P4)", ch, g.Node)
 				}
 			}
 		}
 		if placed && !forced && ch.Action == reconcile.Stop && was.AdoptedAtGeneration == w.rc.Generation {
-			t.Fatalf("%s stops what was adopted at this generation", ch)
+			t.Fatalf("%s stops a pod that is kept as adopted", ch)
 		}
 		if ch.Placement != nil && placed && ch.Placement.Revision < was.Revision {
 			t.Fatalf("%s lowers the revision", ch)
 		}
 	}
 	if w.rc.DeletedAt == nil && stops > 0 && available-stops < w.rc.MinimumAvailable() {
-		t.Fatalf("%d of %d available pods are taken away, the minimum is %d (P6)", stops, available, w.rc.MinimumAvailable())
+		t.Fatalf("%d of %d available pods are taken away, the minimum is %d (P6)", stops, available,
+			w.rc.MinimumAvailable())
 	}
 	if len(plan.Adds) > 0 {
 		if w.hold {
@@ -420,15 +439,17 @@ func (w *world) checkPlan(t rapid.TB, plan *reconcile.Plan, available int) {
 	}
 }
 
-// checkDeaths fails unless a change that follows from a machine's loss lands only while that lasts.
+// checkDeaths fails if a change that follows from a machine's loss may land after the machine came back.
 func (w *world) checkDeaths(t rapid.TB, ch *reconcile.Change) {
 	needs := func(name string) {
-		if death := (reconcile.DeadNode{Name: name, Index: w.nodes[name].FreeIndex}); !slices.Contains(ch.NeedsDead, death) {
-			t.Fatalf("%s: nothing keeps it from landing when %s is back; it needs %v", ch, name, ch.NeedsDead)
+		death := reconcile.DeadNode{Name: name, Index: w.nodes[name].FreeIndex}
+		if !slices.Contains(ch.NeedsDead, death) {
+			t.Fatalf("%s may land when %s is back; it needs %v", ch, name, ch.NeedsDead)
 		}
 	}
 	was, placed := w.pods[ch.Identity]
-	again := ch.Action == reconcile.Move && was.RunState == pod.Stopped // what confirmed its stop may be dead or alive
+	// The node of a pod that has confirmed its stop may be dead or alive.
+	again := ch.Action == reconcile.Move && was.RunState == pod.Stopped
 	if placed && !again && (w.machineLost(was.Node) || ch.Action == reconcile.Move && !w.nodes[was.Node].Alive) {
 		needs(was.Node)
 	}
@@ -438,11 +459,13 @@ func (w *world) checkDeaths(t rapid.TB, ch *reconcile.Change) {
 		}
 	}
 	if next := ch.Placement; next != nil {
-		if placed && next.Node == was.Node && (next.LostSince != nil || next.UnmanagedSince != nil) && next.DeadIndex != was.DeadIndex {
+		if placed && next.Node == was.Node && (next.LostSince != nil || next.UnmanagedSince != nil) &&
+			next.DeadIndex != was.DeadIndex {
 			needs(next.Node)
 		}
 		for _, g := range next.Ghosts {
-			if i := slices.IndexFunc(was.Ghosts, func(o pod.Ghost) bool { return o.Node == g.Node }); g.MachineLost && (i < 0 || !was.Ghosts[i].MachineLost || was.Ghosts[i].DeadIndex != g.DeadIndex) {
+			i := slices.IndexFunc(was.Ghosts, func(o pod.Ghost) bool { return o.Node == g.Node })
+			if g.MachineLost && (i < 0 || !was.Ghosts[i].MachineLost || was.Ghosts[i].DeadIndex != g.DeadIndex) {
 				needs(g.Node)
 			}
 		}
@@ -464,7 +487,8 @@ func (w *world) apply(t rapid.TB, ch *reconcile.Change) {
 	if ch.Placement == nil {
 		p := w.pods[ch.Identity]
 		if c := w.copies[at{p.Node, ch.Identity}]; c.State == pod.Running && w.nodes[p.Node].Alive {
-			t.Fatalf("%s is forgotten while it runs (P5)", ch.Identity) // on a dead node an operator may declare it gone
+			// on a dead node an operator may declare it gone
+			t.Fatalf("%s is forgotten while it runs (P5)", ch.Identity)
 		}
 		delete(w.pods, ch.Identity)
 		delete(w.indices, ch.Identity)
@@ -487,8 +511,8 @@ func (w *world) vacant(id pod.Identity) bool {
 	return p.RunState == pod.Stopped && p.Tried() != nil && w.reality[at{p.Node, id}].State == pod.StateStopped
 }
 
-// checkSecondNode proves that a pod leaves a node where it never became available once for each manifest, and nothing
-// of it is left there when it is placed again.
+// checkSecondNode proves that a pod leaves a node where it never became available once for each manifest, and that
+// nothing of it is left there when it is placed again.
 func (w *world) checkSecondNode(t rapid.TB, ch *reconcile.Change) {
 	was := w.pods[ch.Identity]
 	switch next := ch.Placement; {
@@ -499,19 +523,19 @@ func (w *world) checkSecondNode(t rapid.TB, ch *reconcile.Change) {
 			t.Fatalf("%s: it still runs on %s (P5)", ch, was.Node)
 		}
 	case ch.Action == reconcile.Stop && next.Tried() != nil && was.Tried() == nil:
-		if w.moved[ch.Identity] == next.Digest || w.reality[at{was.Node, ch.Identity}].Available || w.served[at{was.Node, ch.Identity}] || w.rc.Strategy == rc.Static {
-			t.Fatalf("%s gets a second node; it has had one for %q", ch, w.moved[ch.Identity])
+		if w.moved[ch.Identity] == next.Digest || w.reality[at{was.Node, ch.Identity}].Available ||
+			w.served[at{was.Node, ch.Identity}] || w.rc.Strategy == rc.Static {
+			t.Fatalf("%s gets a second node, and has had one for %q", ch, w.moved[ch.Identity])
 		}
 		w.moved[ch.Identity] = next.Digest
 	}
 }
 
-// nodeFor is a scheduler: the first node that the rule allows, from one on that depends on the identity.
-func (w *world) nodeFor(s *reconcile.Snapshot, id pod.Identity) string {
-	rule, err := s.Rule()
-	if err != nil {
-		return ""
-	}
+// nodeFor is a scheduler. It takes the first node that the rule allows, beginning with one that depends on the
+// identity.
+func (w *world) nodeFor(plan *reconcile.Plan, id pod.Identity) string {
+	s := plan.Facts()
+	rule := s.DefaultLot().Rule
 	var avoid []string
 	perNode := map[string]int{}
 	for i := range s.Pods {
@@ -523,7 +547,9 @@ func (w *world) nodeFor(s *reconcile.Snapshot, id pod.Identity) string {
 	names := slices.Sorted(maps.Keys(w.nodes))
 	for i := range names {
 		name := names[(i+id.Index)%len(names)]
-		at := scheduler.Candidate{View: w.nodes[name], Pods: perNode[name], Avoid: slices.Contains(avoid, name) || w.has(name, id)}
+		at := scheduler.Candidate{
+			View: w.nodes[name], Pods: perNode[name], Avoid: slices.Contains(avoid, name) || w.has(name, id),
+		}
 		if rule.Check(at, id) == "" {
 			return name
 		}
@@ -544,29 +570,33 @@ func (w *world) anyNode(t *rapid.T) *node.View {
 	return &v
 }
 
-// obey lets one node do what it is told about one identity.
+// obey lets one node carry out its intent for one identity.
 func (w *world) obey(where at) {
 	if !w.nodes[where.node].Alive {
 		return
 	}
-	in, told := w.intents[where]
-	if told && in.Revision > w.copies[where].Revision {
+	in, hasIntent := w.intents[where]
+	if hasIntent && in.Revision > w.copies[where].Revision {
 		w.copies[where] = in
 		w.report(where)
 	}
 	have := w.copies[where]
-	if told && w.reality[where].Revision != have.Revision {
-		w.report(where) // it was lost, or is an older one; a node says what it has also when it refuses what it is told (R3)
+	if hasIntent && w.reality[where].Revision != have.Revision {
+		// it was lost, or is an older one; a node reports what it has also when it refuses an intent (R3)
+		w.report(where)
 	}
-	if !told && have.State == pod.Stopped {
+	if !hasIntent && have.State == pod.Stopped {
 		delete(w.reality, where) // the tombstone stays
 	}
 }
 
-// report writes what a node has of one identity. What is started on a sick node does not become available; what was available there is so still.
+// report writes what a node has of one identity. A pod that starts on a sick node does not become available. A pod that
+// was available there before still is.
 func (w *world) report(where at) {
 	c, was := w.copies[where], w.reality[where]
-	r := pod.Reality{Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateStopped}
+	r := pod.Reality{
+		Identity: where.id, Node: where.node, Digest: c.Digest, Revision: c.Revision, State: pod.StateStopped,
+	}
 	switch {
 	case c.State != pod.Running:
 		delete(w.served, where)
@@ -590,24 +620,26 @@ func (w *world) obeyAll() {
 	}
 }
 
-// settle runs until nothing changes, and fails if that takes too long.
+// settle makes passes until nothing changes, and fails if that takes too long.
 func (w *world) settle(t rapid.TB) {
 	for i := range 200 {
-		w.trace = i > 190 // what goes on when it does not settle
+		w.trace = i > 190 // show what happens if the passes do not end
 		w.now = w.now.Add(time.Second)
 		w.obeyAll()
 		if w.pass(t, true) == 0 {
 			return
 		}
 	}
-	t.Fatal("it does not settle")
+	t.Fatal("the plans do not come to an end")
 }
 
 func (w *world) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
 	w.stepOf(t, rapid.SampledFrom([]string{
-		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement", "min", "surge", "second copy", "lose reality",
-		"node dies", "node dies", "node returns", "node returns", "sick node", "well node", "drain", "force", "undrain", "strategy", "forget", "forget", "save", "restore",
+		"scale", "manifest", "pass", "pass", "pass", "obey", "obey", "sick", "lose intent", "wipe", "old placement",
+		"min", "surge", "second copy", "lose reality",
+		"node dies", "node dies", "node returns", "node returns", "sick node", "well node", "drain", "force", "undrain",
+		"strategy", "forget", "forget", "save", "restore",
 	}).Draw(t, "step"))
 }
 
@@ -616,7 +648,8 @@ func (w *world) stepOf(t *rapid.T, kind string) {
 	switch kind {
 	case "scale":
 		w.rc.ReplicaGroups = nil
-		for _, role := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"main", "side", "third"}), 1, 3, rapid.ID).Draw(t, "roles") {
+		for _, role := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"main", "side", "third"}), 1, 3,
+			rapid.ID).Draw(t, "roles") {
 			n := rapid.IntRange(0, 5).Draw(t, "replicas")
 			w.rc.ReplicaGroups = append(w.rc.ReplicaGroups, rc.ReplicaGroup{Role: role, Count: &n})
 		}
@@ -695,9 +728,12 @@ func (w *world) stepOf(t *rapid.T, kind string) {
 	case "forget":
 		if where, ok := draw(t, w.forgettable()); ok {
 			dead := !w.nodes[where.node].Alive
-			w.requests = append(w.requests, reconcile.Request{ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id, Declared: w.nodes[where.node].FreeIndex})
+			w.requests = append(w.requests, reconcile.Request{
+				ID: fmt.Sprintf("r%d", w.now.UnixNano()), Forget: true, Node: where.node, Pod: where.id,
+				Declared: w.nodes[where.node].FreeIndex,
+			})
 			if dead {
-				delete(w.copies, where) // the operator is right: it is gone
+				delete(w.copies, where) // the operator is right: the copy is gone
 				delete(w.reality, where)
 			}
 		}
@@ -731,14 +767,14 @@ func (w *world) records() records {
 	return records{pods: maps.Clone(w.pods), intents: maps.Clone(w.intents), reality: maps.Clone(w.reality)}
 }
 
-// restore brings older placements and intents back. What nodes know of stopped replicas, too, they report again.
+// restore brings older placements and intents back. Nodes then report again what they know about stopped replicas.
 func (w *world) restore() {
 	if w.saved.pods == nil {
 		return
 	}
 	old := w.records()
 	w.pods, w.intents, w.reality = w.saved.pods, w.saved.intents, w.saved.reality
-	w.saved = old // which could be brought back as well
+	w.saved = old // may be restored next
 	clear(w.indices)
 	clear(w.moved)
 	for id := range w.pods {
@@ -756,7 +792,7 @@ func (w *world) restore() {
 	w.rereport()
 }
 
-// rereport lets the nodes write their realities again, as they do when they vanished.
+// rereport makes the nodes write their reports again, as nodes do if reports have vanished.
 func (w *world) rereport() {
 	for where, c := range w.copies {
 		if c.State == pod.Running {
@@ -765,7 +801,7 @@ func (w *world) rereport() {
 	}
 }
 
-// forgettable returns where an operator may declare copies gone: on dead nodes, or if there are none wherever they run.
+// forgettable returns where an operator may declare copies gone: on dead nodes; if there are none, wherever they run.
 func (w *world) forgettable() map[at]pod.Intent {
 	dead := map[at]pod.Intent{}
 	for _, there := range []map[at]pod.Intent{w.intents, w.copies} {
@@ -794,8 +830,8 @@ func draw[V any](t *rapid.T, m map[at]V) (at, bool) {
 	return rapid.SampledFrom(keys).Draw(t, "which"), true
 }
 
-// TestAnyHistoryEndsWithWhatIsDesired plays random histories of changes, failures and lost records, with the plans checked
-// on the way, and then lets the world settle.
+// TestAnyHistoryEndsWithWhatIsDesired plays random histories of changes, failures and lost records. It checks the plans
+// on the way. In the end the world must be as desired.
 func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -811,15 +847,15 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 		w.rereport()
 		w.rereportSick()
 		w.settle(t)
-		w.rc.Generation++ // what was adopted is released by a change
+		w.rc.Generation++ // after a change, pods are not kept as adopted
 		w.settle(t)
 		desired := w.rc.Desired()
 		switch least := w.rc.MinimumAvailable(); {
 		case least > desired:
-			return // the minimum forbids to remove anything: P6 outranks the count
+			return // the minimum forbids all stops, because P6 outranks the count
 		case least == desired && w.outdated():
 			if !w.status.Is(rc.Blocked) {
-				t.Fatalf("the minimum forbids the upgrade, and nobody says so: %+v", w.status)
+				t.Fatalf("the minimum forbids the upgrade, and the status does not say so: %+v", w.status)
 			}
 			return
 		}
@@ -836,7 +872,8 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 			for k, v := range w.copies {
 				t.Logf("copy %s %s: %s %d", k.node, k.id, v.State, v.Revision)
 			}
-			t.Fatalf("desired %d, placed %d, running %d, available %d\npods %+v\nreality %+v\ncopies %+v\nstatus %+v", desired, len(w.pods), w.running(), w.available(), w.pods, w.reality, w.copies, w.status)
+			t.Fatalf("desired %d, placed %d, running %d, available %d\npods %+v\nreality %+v\ncopies %+v\nstatus %+v",
+				desired, len(w.pods), w.running(), w.available(), w.pods, w.reality, w.copies, w.status)
 		}
 		if len(w.requests) != 0 {
 			t.Fatalf("requests are left: %+v", w.requests)
@@ -862,7 +899,8 @@ func TestAnyHistoryEndsWithWhatIsDesired(t *testing.T) {
 	})
 }
 
-// without settles a world in which one machine is lost for good: what is desired runs elsewhere, unless it must stay.
+// without makes passes in a world in which one machine never comes back. All desired pods must run elsewhere, except
+// pods that must not be moved.
 func (w *world) without(t *rapid.T, v *node.View) {
 	w.deaths++
 	v.Alive, v.MachineLost, v.FreeIndex = false, true, w.deaths
@@ -889,7 +927,7 @@ func (w *world) without(t *rapid.T, v *node.View) {
 	}
 }
 
-// heal brings every node back.
+// heal brings all nodes back.
 func (w *world) heal() {
 	clear(w.sick)
 	for name, old := range w.nodes {
@@ -909,7 +947,7 @@ func (w *world) outdated() bool {
 	return false
 }
 
-// rereportSick makes every running copy healthy again.
+// rereportSick makes all running copies healthy again.
 func (w *world) rereportSick() {
 	for where, r := range w.reality {
 		if r.State == pod.StateReady || r.State == pod.StateUnhealthy {

@@ -23,8 +23,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// checkWritten proves that whoever reads what a plan writes takes it. Tests have short digests, for which real ones
-// stand here.
+// checkWritten proves that the readers of the records that a plan writes accept them. Tests have short digests, so it
+// replaces them with full ones.
 func checkWritten(t rapid.TB, changes []reconcile.Change) {
 	t.Helper()
 	real := func(digest string) string {
@@ -46,7 +46,7 @@ func checkWritten(t rapid.TB, changes []reconcile.Change) {
 				p.Avoid[i].Digest = real(p.Avoid[i].Digest)
 			}
 			if err := p.Check(); err != nil {
-				t.Fatalf("%s writes a placement that nobody could read: %v\n%+v", ch, err, p)
+				t.Fatalf("%s writes a placement that its readers refuse: %v\n%+v", ch, err, p)
 			}
 		}
 		for _, c := range ch.Intents {
@@ -56,7 +56,7 @@ func checkWritten(t rapid.TB, changes []reconcile.Change) {
 			in := *c.Intent
 			in.Digest = real(in.Digest)
 			if err := in.Check(); err != nil {
-				t.Fatalf("%s tells %s what it could not read: %v\n%+v", ch, c.Node, err, in)
+				t.Fatalf("%s writes an intent that %s refuses: %v\n%+v", ch, c.Node, err, in)
 			}
 		}
 		for _, r := range ch.Reserve {
@@ -65,13 +65,13 @@ func checkWritten(t rapid.TB, changes []reconcile.Change) {
 			}
 			res := node.Reservation{Claims: map[string]node.Claim{ch.Identity.String(): *r.Claim}}
 			if err := res.Check(); err != nil {
-				t.Fatalf("%s reserves on %s what nobody could read: %v", ch, r.Node, err)
+				t.Fatalf("%s writes a reservation of %s that its readers refuse: %v", ch, r.Node, err)
 			}
 		}
 	}
 }
 
-// checked returns a record as its readers get it; ok is false where they are told that it cannot be read.
+// checked returns a record as its readers get it; ok is false if they cannot read it.
 func checked[T any](data []byte) (record T, ok bool) {
 	if err := json.Unmarshal(data, &record); err != nil {
 		return record, false
@@ -82,7 +82,7 @@ func checked[T any](data []byte) (record T, ok bool) {
 	return record, true
 }
 
-// scene is a cluster of which one record is to be replaced by a hostile one.
+// scene is a cluster in which one record is replaced by a hostile one.
 type scene struct {
 	rc         rc.RC
 	status     *rc.Status
@@ -102,24 +102,31 @@ func newScene() *scene {
 	n, least := 3, 1
 	c := &scene{
 		rc: rc.RC{
-			ID: "web", Name: "web", Generation: 1, Strategy: rc.Dynamic, ManifestDigest: sceneDigest, MinAvailable: &least,
+			ID: "web", Name: "web", Generation: 1, Strategy: rc.Dynamic, ManifestDigest: sceneDigest,
+			MinAvailable:  &least,
 			ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: &n}},
 		},
 		status: &rc.Status{RCID: "web"},
 		nodes:  map[string]*node.View{}, taken: map[string]node.Reservation{},
 	}
 	for i, name := range []string{"n1", "n2", "n3"} {
-		c.nodes[name] = node.NewView(node.Node{Name: name, Capacity: node.Capacity{Slots: 10}, Epoch: "e"}, node.Ops{Name: name}, true)
+		c.nodes[name] = node.NewView(node.Node{Name: name, Capacity: node.Capacity{Slots: 10}, Epoch: "e"},
+			node.Ops{Name: name}, true)
 		c.taken[name] = node.Reservation{}
-		p := pod.Placement{Identity: sceneID(i), Node: name, PodID: "p", Digest: sceneDigest, RunState: pod.Running, Revision: 7, ChangedAt: time.Unix(1_700_000_000, 0)}
+		p := pod.Placement{
+			Identity: sceneID(i), Node: name, PodID: "p", Digest: sceneDigest, RunState: pod.Running, Revision: 7,
+			ChangedAt: time.Unix(1_700_000_000, 0),
+		}
 		c.placements = append(c.placements, p)
 		c.intents = append(c.intents, p.Intent())
-		c.realities = append(c.realities, pod.Reality{Identity: p.Identity, Node: name, Digest: p.Digest, Revision: 7, State: pod.StateReady, Available: true})
+		c.realities = append(c.realities, pod.Reality{
+			Identity: p.Identity, Node: name, Digest: p.Digest, Revision: 7, State: pod.StateReady, Available: true,
+		})
 	}
 	return c
 }
 
-// at is where the scene's pods are by identity and node.
+// reports returns what is reported about the scene's pods, by identity and node.
 func (c *scene) reports() map[store.At]pod.Reality {
 	reports := map[store.At]pod.Reality{}
 	for _, r := range c.realities {
@@ -128,12 +135,13 @@ func (c *scene) reports() map[store.At]pod.Reality {
 	return reports
 }
 
-// read hands the scene to every reader that decides or explains, and checks what would be written.
+// read gives the scene to all readers that decide or explain, and checks what they would write.
 func (c *scene) read(t rapid.TB) {
 	m := &manifest.Manifest{Version: 1, ID: "p", Launchables: []manifest.Launchable{{Name: "main"}}}
 	now := time.Unix(1_700_000_100, 0).UTC()
 	s := &reconcile.Snapshot{
-		Now: now, Owner: "f1", RC: c.rc, Manifest: m, Manifests: map[string]*manifest.Manifest{sceneDigest: m}, Nodes: c.nodes, Previous: c.status,
+		Now: now, Owner: "f1", RC: c.rc, Manifest: m, Manifests: map[string]*manifest.Manifest{sceneDigest: m},
+		Nodes: c.nodes, Previous: c.status,
 		Orphans: c.orphans, Epoch: "e",
 	}
 	reports := c.reports()
@@ -141,7 +149,10 @@ func (c *scene) read(t rapid.TB) {
 		if p.RCID != c.rc.ID {
 			continue
 		}
-		sp := reconcile.Pod{Placement: p, Index: uint64(i + 1), Ghosts: map[string]*pod.Reality{}, Intents: map[string]*pod.Intent{}, Claims: map[string]*node.Claim{}}
+		sp := reconcile.Pod{
+			Placement: p, Index: uint64(i + 1), Ghosts: map[string]*pod.Reality{}, Intents: map[string]*pod.Intent{},
+			Claims: map[string]*node.Claim{},
+		}
 		if r, ok := reports[store.At{Node: p.Node, Identity: p.Identity}]; ok && r.Revision <= pod.MaxReported {
 			sp.Reality = &r
 		}
@@ -164,13 +175,13 @@ func (c *scene) read(t rapid.TB) {
 	for _, id := range plan.Adds {
 		for name, v := range c.nodes {
 			if scheduler.Fits(v, c.taken[name], id, node.NewClaim(id, nil, 1, 1)) == "" {
-				plan.Changes = append(plan.Changes, reconcile.NewPlacer(s).On(id, name))
+				plan.Changes = append(plan.Changes, plan.Placer().On(id, name))
 				break
 			}
 		}
 	}
 	checkWritten(t, plan.Changes)
-	checkWritten(t, plan.Marks)
+	checkWritten(t, plan.LossRecords)
 	alert.Track(alert.Input{Before: c.status, After: &plan.Status, Now: now})
 	alert.Due(&plan.Status, now)
 
@@ -180,19 +191,23 @@ func (c *scene) read(t rapid.TB) {
 		recs, ops = append(recs, store.Rec[node.Node]{Value: v.Node, Session: "s"}), append(ops, v.Ops)
 	}
 	inspect.JoinNodes(recs, ops, c.taken)
-	inspect.JoinPods(c.placements, c.realities, inspect.LossesOf(recs, c.placements, nil), map[string]string{"web": "web"})
+	inspect.JoinPods(c.placements, c.realities, inspect.LossesOf(recs, c.placements, nil), map[string]string{
+		"web": "web",
+	})
 	inspect.NewRCView(&c.rc, c.status, nil)
 	inspect.Explain(&inspect.Situation{
-		Now: now, RC: c.rc, Status: c.status, Manifest: m, Pods: inspect.Pods{Placements: c.placements, Realities: reports}, Nodes: c.nodes, Taken: c.taken, Epoch: "e",
+		Now: now, RC: c.rc, Status: c.status, Manifest: m,
+		Pods: inspect.Pods{Placements: c.placements, Realities: reports}, Nodes: c.nodes, Taken: c.taken, Epoch: "e",
 	})
-	told := preparer.IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}}
+	intents := preparer.IntentSet{Known: true, Intents: map[pod.Identity]pod.Intent{}}
 	for _, in := range c.intents {
-		told.Intents[in.Identity] = in
+		intents.Intents[in.Identity] = in
 	}
-	preparer.Decide(told, map[pod.Identity]preparer.Local{sceneID(0): {Revision: 7}})
+	preparer.Decide(intents, map[pod.Identity]preparer.Local{sceneID(0): {Revision: 7}})
 }
 
-// kinds are the stored records: each puts one that is accepted in place of the scene's own; false: it was refused.
+// kinds are the stored records. Each function puts a record that is accepted in place of the scene's own; false: the
+// record was refused.
 var kinds = map[string]struct {
 	seeds []string
 	put   func(c *scene, data []byte) bool
@@ -307,13 +322,13 @@ var kinds = map[string]struct {
 
 func (c *scene) addOrphans(name string, orphans []pod.Orphan) {
 	for _, o := range orphans {
-		if o.RCID == c.rc.ID && o.Revision <= pod.MaxReported { // see farm.disbelieve
+		if o.RCID == c.rc.ID && o.Revision <= pod.MaxReported { // see highestRevision in pkg/farm
 			c.orphans = append(c.orphans, reconcile.Orphan{Node: name, Orphan: o})
 		}
 	}
 }
 
-// fuzz hands whatever is at a key of one kind to all who read it: nobody panics, and nothing is written that its own
+// fuzz gives any value of a key of one kind to all its readers: none panics, and none writes a record that its own
 // readers would refuse.
 func fuzz(f *testing.F, kind string) {
 	f.Helper()
@@ -340,21 +355,31 @@ func FuzzController(f *testing.F)  { fuzz(f, "controller") }
 func FuzzStatus(f *testing.F)      { fuzz(f, "status") }
 func FuzzRollout(f *testing.F)     { fuzz(f, "rollout") }
 
-// Whatever nodes list and report, also at the ends of what is accepted and beyond, a plan writes only what its readers
-// take.
+// Whatever nodes list and report, also at the limits of what is accepted and beyond, a plan writes only records that
+// their readers accept.
 func TestPlansAreReadable(t *testing.T) {
 	t.Parallel()
-	number := rapid.SampledFrom([]int64{math.MinInt64, -1, 0, 1, 7, 8, pod.MaxIndex, pod.MaxIndex + 1, pod.MaxReported, pod.MaxRevision, math.MaxInt64})
-	word := rapid.SampledFrom([]string{"", "web", "main", "p", "..", strings.Repeat("x", 64), sceneDigest, manifest.Digest(nil), "ready", "stopped"})
-	moment := rapid.SampledFrom([]time.Time{{}, time.Unix(1_700_000_000, 0).UTC(), time.Unix(1<<40, 0).UTC(), time.Date(9998, 1, 1, 0, 0, 0, 0, time.UTC)})
+	number := rapid.SampledFrom([]int64{
+		math.MinInt64, -1, 0, 1, 7, 8, pod.MaxIndex, pod.MaxIndex + 1, pod.MaxReported, pod.MaxRevision, math.MaxInt64,
+	})
+	word := rapid.SampledFrom([]string{
+		"", "web", "main", "p", "..", strings.Repeat("x", 64), sceneDigest, manifest.Digest(nil), "ready", "stopped",
+	})
+	moment := rapid.SampledFrom([]time.Time{
+		{}, time.Unix(1_700_000_000, 0).UTC(), time.Unix(1<<40, 0).UTC(), time.Date(9998, 1, 1, 0, 0, 0, 0, time.UTC),
+	})
 	index := rapid.SampledFrom([]int{-1, 0, 1, 2, 3, pod.MaxIndex, pod.MaxIndex + 1, math.MaxInt})
 	taken := 0
 	rapid.Check(t, func(t *rapid.T) {
 		c := newScene()
 		for range rapid.IntRange(0, 4).Draw(t, "orphans") {
 			o := pod.Orphan{
-				Identity: pod.Identity{RCID: "web", Role: rapid.SampledFrom([]string{"main", "", "other", "a.b"}).Draw(t, "role"), Index: index.Draw(t, "index")},
-				PodID:    word.Draw(t, "pod"), Digest: word.Draw(t, "digest"), Revision: number.Draw(t, "revision"), CPU: number.Draw(t, "cpu"), Memory: number.Draw(t, "memory"),
+				Identity: pod.Identity{
+					RCID: "web", Role: rapid.SampledFrom([]string{"main", "", "other", "a.b"}).Draw(t, "role"),
+					Index: index.Draw(t, "index"),
+				},
+				PodID: word.Draw(t, "pod"), Digest: word.Draw(t, "digest"), Revision: number.Draw(t, "revision"),
+				CPU: number.Draw(t, "cpu"), Memory: number.Draw(t, "memory"),
 				Ports: map[string]int{word.Draw(t, "port"): index.Draw(t, "number")},
 			}
 			if rapid.Bool().Draw(t, "good") {
@@ -366,8 +391,10 @@ func TestPlansAreReadable(t *testing.T) {
 		}
 		for i := range c.realities {
 			r := pod.Reality{
-				Identity: sceneID(i), Node: c.realities[i].Node, Digest: word.Draw(t, "reported"), Revision: number.Draw(t, "applied"), State: pod.State(word.Draw(t, "state")),
-				Available: rapid.Bool().Draw(t, "available"), Since: moment.Draw(t, "since"), Restarts: index.Draw(t, "restarts"),
+				Identity: sceneID(i), Node: c.realities[i].Node, Digest: word.Draw(t, "reported"),
+				Revision: number.Draw(t, "applied"), State: pod.State(word.Draw(t, "state")),
+				Available: rapid.Bool().Draw(t, "available"), Since: moment.Draw(t, "since"),
+				Restarts: index.Draw(t, "restarts"),
 			}
 			if r.Check() == nil {
 				c.realities[i] = r
@@ -376,26 +403,40 @@ func TestPlansAreReadable(t *testing.T) {
 		c.read(t)
 	})
 	if taken == 0 {
-		t.Error("no orphan was ever taken")
+		t.Error("no orphan was ever accepted")
 	}
 }
 
-// A report that is out of bounds fits once it is cut, and one within them stays as it is.
+// A report that is too large fits after it is cut. A report within the limits is unchanged.
 func TestReportsFit(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.OneOf(rapid.String(), rapid.Just(strings.Repeat("\u00e4", pod.MaxMessage)))
 		r := pod.Reality{
-			Identity: sceneID(0), Node: "n1", Digest: text.Draw(t, "digest"), Revision: rapid.Int64().Draw(t, "revision"), State: pod.StateReady, Restarts: rapid.Int().Draw(t, "restarts"),
-			Message: text.Draw(t, "message"), LogTail: text.Draw(t, "tail"), LastExit: &pod.Exit{Launchable: text.Draw(t, "launchable"), Code: rapid.Int().Draw(t, "code"), Signal: text.Draw(t, "signal"), OutOfMemory: rapid.Bool().Draw(t, "starved"), MemoryLimit: rapid.Int64().Draw(t, "limit")},
+			Identity: sceneID(0), Node: "n1", Digest: text.Draw(t, "digest"),
+			Revision: rapid.Int64().Draw(t, "revision"), State: pod.StateReady,
+			Restarts: rapid.Int().Draw(t, "restarts"),
+			Message:  text.Draw(t, "message"), LogTail: text.Draw(t, "tail"), LastExit: &pod.Exit{
+				Launchable: text.Draw(t, "launchable"), Code: rapid.Int().Draw(t, "code"),
+				Signal: text.Draw(t, "signal"), OutOfMemory: rapid.Bool().Draw(t, "starved"),
+				MemoryLimit: rapid.Int64().Draw(t, "limit"),
+			},
 		}
 		was, cut := r.Check(), r.Fit()
 		if err := r.Check(); err != nil || (was == nil) != (len(cut) == 0) {
 			t.Fatalf("cut %v: %v; before: %v", cut, err, was)
 		}
-		n := node.Node{Name: "n1", Version: text.Draw(t, "version"), WentBack: text.Draw(t, "regressed"), Labels: map[string]string{text.Draw(t, "key"): text.Draw(t, "value")}}
-		n.Capacity = node.Capacity{Slots: rapid.Int().Draw(t, "slots"), CPU: rapid.Int64().Draw(t, "cpu"), Memory: rapid.Int64().Draw(t, "memory")}
-		n.PortsInUse, n.PortRange = rapid.SliceOf(rapid.IntRange(-2, 70000)).Draw(t, "ports"), node.PortRange{Min: rapid.Int().Draw(t, "min"), Max: rapid.Int().Draw(t, "max")}
+		n := node.Node{
+			Name: "n1", Version: text.Draw(t, "version"), WentBack: text.Draw(t, "regressed"),
+			Labels: map[string]string{text.Draw(t, "key"): text.Draw(t, "value")},
+		}
+		n.Capacity = node.Capacity{
+			Slots: rapid.Int().Draw(t, "slots"), CPU: rapid.Int64().Draw(t, "cpu"),
+			Memory: rapid.Int64().Draw(t, "memory"),
+		}
+		n.PortsInUse, n.PortRange = rapid.SliceOf(rapid.IntRange(-2, 70000)).Draw(t, "ports"), node.PortRange{
+			Min: rapid.Int().Draw(t, "min"), Max: rapid.Int().Draw(t, "max"),
+		}
 		was, cut = n.Check(), n.Fit()
 		if err := n.Check(); err != nil || (was == nil) != (len(cut) == 0) {
 			t.Fatalf("cut %v: %v; before: %v", cut, err, was)

@@ -11,22 +11,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// report makes the plan's status. The status describes the controller without the pods that the plan forgets: those that
-// were asked to stop, and have.
 type report struct {
 	*draft
-	s *Snapshot // without these
+	after *Facts // without the pods that the plan forgets
 }
 
-// report fills the plan's status from the snapshot.
-func (c report) report() {
-	s := c.s
+func (r report) report() {
+	s := r.after
 	st := rc.Status{RCID: s.RC.ID, ObservedGeneration: s.RC.Generation, Desired: s.RC.Desired(), Owner: s.Owner}
 	if s.Previous != nil {
-		st.Conditions = slices.DeleteFunc(slices.Clone(s.Previous.Conditions), func(c rc.Condition) bool {
-			return rc.SeverityOf(c.Type) == rc.NoCondition // of another version; who cannot set one cannot end it
+		st.Conditions = slices.DeleteFunc(slices.Clone(s.Previous.Conditions), func(cond rc.Condition) bool {
+			// A type that another version wrote, and that this version would never clear
+			return rc.SeverityOf(cond.Type) == rc.NoCondition
 		})
-		for i := range st.Conditions { // whoever wrote them
+		for i := range st.Conditions { // another version may have written longer reasons
 			st.Conditions[i].Reason = field.Cut(st.Conditions[i].Reason, rc.MaxReason)
 		}
 	}
@@ -58,96 +56,100 @@ func (c report) report() {
 			st.Unmanaged++
 			lost[p.Node] = true
 		}
-		if c.s.stays(p) && (!known(s, p) || st.Placed > st.Desired) {
+		if r.after.keptAsAdopted(p) && (!hasExpectedDigest(s, p) || st.Placed > st.Desired) {
 			adopted++
 		}
 	}
-	c.progress(&st)
-	c.plan.failures = append(slices.Clone(s.Errors), unreadOperators(s)...)
-	for _, r := range s.Requests {
-		if r.Waits != "" {
-			c.plan.failures = append(c.plan.failures, r.Waits)
+	r.progress(&st)
+	r.plan.failures = append(slices.Clone(s.Errors), unreadOperators(s)...)
+	for _, req := range s.Requests {
+		if req.Waits != "" {
+			r.plan.failures = append(r.plan.failures, req.Waits)
 		}
 	}
-	st.LastError = Few(c.plan.failures)
-	c.plan.Status = st
-	c.reportVoid()
-	c.conditions(offTarget(s), adopted, ended, waitingFor)
-	if s.each != nil && AllowsMassStop(&s.RC) && (s.massStopUsed() || c.plan.Status.Is(rc.Converged)) {
-		c.plan.Status.MassStopUsed = s.RC.Generation
+	st.LastError = Few(r.plan.failures)
+	r.plan.Status = st
+	r.reportVoid()
+	r.conditions(offTarget(s), adopted, ended, waitingFor)
+	if s.each != nil && AllowsMassStop(&s.RC) && (massStopUsed(s) || r.plan.Status.Is(rc.Converged)) {
+		r.plan.Status.MassStopUsed = s.RC.Generation
 	}
-	c.plan.set(s.Now, rc.NodeLost, len(lost) > 0, fmt.Sprintf("%d pods on lost nodes, %d on nodes without a preparer: %s",
+	r.plan.set(s.Now, rc.NodeLost, len(lost) > 0, fmt.Sprintf(
+		"%d pods on lost nodes, %d on nodes without a preparer: %s",
 		st.Lost, st.Unmanaged, field.Few(slices.Sorted(maps.Keys(lost)), maxNames, ", ")))
 }
 
-// unreadOperators says where a record of operators that cannot be read decides what becomes of a pod: which stays where it would not match, and which
-// node that would ask for one gets none.
-func unreadOperators(s *Snapshot) (texts []string) {
-	rule, err := s.Rule()
-	if err != nil {
+// unreadOperators returns texts about nodes whose operators' settings cannot be read, where that keeps a pod on a node
+// or keeps a node without a pod.
+func unreadOperators(f *Facts) (texts []string) {
+	sel := f.rule.Selector
+	if sel == nil {
 		return nil
 	}
 	has := map[string]bool{}
-	for p := range s.all() {
-		v := s.Nodes[p.Node]
+	for p := range f.all() {
+		v := f.Nodes[p.Node]
 		has[p.Node] = true
-		if v != nil && v.OpsUnread != "" && p.RunState == pod.Running && !v.Matches(rule.Selector) {
-			texts = append(texts, fmt.Sprintf("%s; %s.%d stays on %s", v.OpsUnread, p.Role, p.Identity.Index, p.Node))
+		if v != nil && v.OpsUnread != "" && p.RunState == pod.Running && !v.Matches(sel) {
+			texts = append(texts, fmt.Sprintf("%s; %s stays on %s", v.OpsUnread, name(p.Identity), p.Node))
 		}
 	}
-	if s.each == nil {
+	if f.each == nil {
 		return texts
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
-		if v := s.Nodes[name]; v.OpsUnread != "" && v.Alive && !has[name] && v.Matches(rule.Selector) {
+	for _, name := range slices.Sorted(maps.Keys(f.Nodes)) {
+		if v := f.Nodes[name]; v.OpsUnread != "" && v.Alive && !has[name] && v.Matches(sel) {
 			texts = append(texts, fmt.Sprintf("%s; %s gets no pod", v.OpsUnread, name))
 		}
 	}
 	return texts
 }
 
-// reportVoid says in the status for a while that requests were not carried out: whoever asked may not be there any more.
-func (c report) reportVoid() {
+// reportVoid shows void requests in the status for a while, because the operator may not have waited for the answer.
+func (r report) reportVoid() {
 	var reasons []string
-	for _, v := range c.plan.Void {
+	for _, v := range r.plan.Void {
 		reasons = append(reasons, v.Reason)
 	}
 	if len(reasons) > 0 {
-		c.plan.set(c.s.Now, rc.RequestVoid, true, Few(reasons))
+		r.plan.set(r.after.Now, rc.RequestVoid, true, Few(reasons))
 	}
-	i := slices.IndexFunc(c.plan.Status.Conditions, func(cond rc.Condition) bool { return cond.Type == rc.RequestVoid && cond.True })
+	i := slices.IndexFunc(r.plan.Status.Conditions, func(cond rc.Condition) bool {
+		return cond.Type == rc.RequestVoid && cond.True
+	})
 	if i < 0 {
 		return
 	}
-	if left := voidShown - c.s.Now.Sub(c.plan.Status.Conditions[i].Since); left > 0 {
-		c.requeueAfter(left)
+	if left := voidShown - r.after.Now.Sub(r.plan.Status.Conditions[i].Since); left > 0 {
+		r.requeueAfter(left)
 	} else if len(reasons) == 0 {
-		c.plan.set(c.s.Now, rc.RequestVoid, false, "")
+		r.plan.set(r.after.Now, rc.RequestVoid, false, "")
 	}
 }
 
-func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
-	s, st := c.s, &c.plan.Status
-	set := func(t rc.ConditionType, isTrue bool, reason string) { c.plan.set(s.Now, t, isTrue, reason) }
-	set(rc.Holding, c.waiting, s.Hold)
-	set(rc.Blocked, c.blocked != "", c.blocked)
-	set(rc.SchedulerFailing, false, "") // until it is asked
-	set(rc.AwaitsStop, len(c.awaitsStop) > 0, Few(c.awaitsStop))
-	set(rc.WaitsForService, c.awaitsService != "", c.awaitsService)
-	crashes := crashLoops(c.s)
+func (r report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
+	s, st := r.after, &r.plan.Status
+	set := func(t rc.ConditionType, isTrue bool, reason string) { r.plan.set(s.Now, t, isTrue, reason) }
+	set(rc.Holding, r.waiting, s.Hold)
+	set(rc.Blocked, r.blocked != "", r.blocked)
+	set(rc.SchedulerFailing, false, "") // the scheduler was not asked yet
+	set(rc.AwaitsStop, len(r.awaitsStop) > 0, Few(r.awaitsStop))
+	set(rc.WaitsForService, r.awaitsService != "", r.awaitsService)
+	crashes := crashLoops(r.after)
 	set(rc.CrashLooping, crashes != "", crashes)
-	misplaced := misplacements(c.s)
+	misplaced := misplacements(r.after)
 	set(rc.Misplaced, misplaced != "", misplaced)
 	if ip := s.RC.InPlace; ip != nil {
 		about := min(ip.Counted(s.RC.ReplicaGroups), st.Desired)
-		set(rc.RolloutGone, s.Rollout == "" && (ip.Limit < about || ip.Keep != nil && st.Placed > st.Desired), fmt.Sprintf(
-			"%d of %d pods may run %s, and no rollout is in charge any more", ip.Limit, about, newOnes(s)))
+		gone := s.Rollout == "" && (ip.Limit < about || ip.Keep != nil && st.Placed > st.Desired)
+		set(rc.RolloutGone, gone, fmt.Sprintf("%d of %d pods may run %s, and no rollout is in charge any more",
+			ip.Limit, about, newManifests(s)))
 	} else {
 		set(rc.RolloutGone, false, "")
 	}
 	set(rc.RolloutTrouble, s.RolloutTrouble != "", s.RolloutTrouble)
 	set(rc.RolloutStuck, s.RolloutStuck != "", s.RolloutStuck)
-	set(rc.BreakerTripped, c.withheld > 0, s.Breaker)
+	set(rc.BreakerTripped, r.withheld > 0, s.Breaker)
 	set(rc.Regressed, adopted > 0, fmt.Sprintf(
 		"%d pods were found running and stay as they are until the controller is changed", adopted))
 	if st.Placed >= st.Desired || s.RC.Disabled {
@@ -157,13 +159,14 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 	if ended > 0 {
 		done = fmt.Sprintf(", %d ended with status 0", ended)
 	}
-	left, dead := leftBehind(c.s)
-	quiet := c.settled() && len(c.plan.Adds) == 0 && st.LastError == "" && c.blocked == "" && left == nil
+	left, dead := unconfirmedStops(r.after)
+	quiet := r.nothingFollows() && len(r.plan.Adds) == 0 && st.LastError == "" && r.blocked == "" && left == nil
 	switch {
 	case quiet && st.Placed == st.Desired && st.Available+ended == st.Desired && outdated == 0:
 		reason := fmt.Sprintf("%d of %d replicas available%s", st.Available, st.Desired, done)
 		if len(dead) > 0 {
-			reason += "; nothing can confirm that copies have stopped on machines that are lost: " + field.Few(dead, maxNames, ", ")
+			reason += "; nothing can confirm that copies have stopped on machines that are lost: " +
+				field.Few(dead, maxNames, ", ")
 		}
 		set(rc.Converged, true, reason)
 	case s.RC.Disabled:
@@ -173,54 +176,54 @@ func (c report) conditions(outdated, adopted, ended int, waitingFor *Pod) {
 		if st.Stopping > 0 {
 			reason += fmt.Sprintf(", %d stopping", st.Stopping)
 		}
-		if c.later > 0 {
-			reason += fmt.Sprintf(", %d come with later stages", c.later)
+		if r.later > 0 {
+			reason += fmt.Sprintf(", %d come with later stages", r.later)
 		}
 		if outdated > 0 {
 			reason += fmt.Sprintf(", %d with another manifest", outdated)
 		}
 		if waitingFor != nil {
-			reason += fmt.Sprintf("; waiting for %s.%d on %s (%s)",
-				waitingFor.Role, waitingFor.Identity.Index, waitingFor.Node, describe(waitingFor.Reality))
+			reason += fmt.Sprintf("; waiting for %s on %s (%s)",
+				name(waitingFor.Identity), waitingFor.Node, describe(waitingFor.Reality))
 			if before := tried(s, waitingFor); before != "" {
 				reason += "; " + before
 			}
 		}
 		if waitingFor == nil && left != nil {
-			reason += fmt.Sprintf("; %s has not confirmed that %s.%d stopped there", left.Name, left.Pod.Role, left.Pod.Index)
+			reason += fmt.Sprintf("; %s has not confirmed that %s stopped there", left.Name, name(left.Pod))
 		}
 		set(rc.Converged, false, reason)
 	}
 }
 
-// settled reports whether the plan changes nothing, or only forgets pods and nothing can follow from that: there are no
-// orphans, of which one may be adopted then, and no role lacks pods, for which there may be room then.
-func (c report) settled() bool {
-	forgotten := len(c.draft.s.Pods) - len(c.s.Pods)
+// nothingFollows reports whether no work is left for later plans: this plan changes nothing, or it only forgets pods,
+// with no orphans to adopt and no role that lacks pods.
+func (r report) nothingFollows() bool {
+	forgotten := len(r.draft.f.Pods) - len(r.after.Pods)
 	switch {
-	case len(c.plan.Changes) > forgotten:
+	case len(r.plan.Changes) > forgotten:
 		return false
 	case forgotten == 0:
 		return true
-	case len(c.s.Orphans) > 0:
+	case len(r.after.Orphans) > 0:
 		return false
 	}
 	placed := map[string]int{}
-	for p := range c.s.running() {
+	for p := range r.after.running() {
 		placed[p.Role]++
 	}
-	return !slices.ContainsFunc(c.s.RC.ReplicaGroups, func(g rc.ReplicaGroup) bool {
-		return placed[g.Role] < c.s.RC.CountOf(g.Role)
+	return !slices.ContainsFunc(r.after.RC.ReplicaGroups, func(g rc.ReplicaGroup) bool {
+		return placed[g.Role] < r.after.RC.CountOf(g.Role)
 	})
 }
 
-// crashLoops names the pods that end again and again, and how they ended last; "" for none. How often they were started again is left
-// out: a status changes no more often than what it says.
-func crashLoops(s *Snapshot) string {
+// crashLoops names the pods that end again and again, and how they ended last; "" for none. It leaves out the number of
+// restarts, because the status must not change with each one.
+func crashLoops(f *Facts) string {
 	var pods []string
-	for p := range s.running() {
-		if r := p.Reality; r != nil && r.State == pod.StateCrashLooping && !s.machineLost(p.Node) {
-			text := fmt.Sprintf("%s.%d on %s", p.Role, p.Identity.Index, p.Node)
+	for p := range f.running() {
+		if r := p.Reality; r != nil && r.State == pod.StateCrashLooping && !f.machineLost(p.Node) {
+			text := fmt.Sprintf("%s on %s", name(p.Identity), p.Node)
 			if r.LastExit != nil {
 				text += fmt.Sprintf(" (%s %s)", r.LastExit.Launchable, r.LastExit)
 			}
@@ -233,30 +236,31 @@ func crashLoops(s *Snapshot) string {
 	case 1:
 		return "1 pod ends again and again soon after its start: " + pods[0]
 	default:
-		return fmt.Sprintf("%d pods end again and again soon after their start: %s", len(pods), field.Few(pods, maxNames, ", "))
+		return fmt.Sprintf("%d pods end again and again soon after their start: %s",
+			len(pods), field.Few(pods, maxNames, ", "))
 	}
 }
 
-// unconfirmedStop is a copy of a pod that must stop, and that its node has not confirmed to have stopped.
+// unconfirmedStop is a copy whose stop its node has not confirmed.
 type unconfirmedStop struct {
 	Name string // of the node
 	Pod  pod.Identity
 }
 
-// leftBehind returns the first copy that must stop and has not, nil for none. Those on lost machines do not count: they may stay there
-// for ever, and hold up nothing but the end of a deleted controller (P5). Their nodes come back by name.
-func leftBehind(s *Snapshot) (left *unconfirmedStop, dead []string) {
+// unconfirmedStops returns the first copy whose stop is not confirmed, nil for none. dead names lost machines with such
+// copies, which may be there for ever and only delay the end of a deleted controller (P5).
+func unconfirmedStops(f *Facts) (left *unconfirmedStop, dead []string) {
 	lost := map[string]bool{}
 	note := func(p *Pod, name string) {
 		switch {
-		case s.machineLost(name) && s.RC.DeletedAt == nil:
+		case f.machineLost(name) && f.RC.DeletedAt == nil:
 			lost[name] = true
 		case left == nil:
 			left = &unconfirmedStop{name, p.Identity}
 		}
 	}
-	for p := range s.all() {
-		if p.RunState == pod.Stopped && !s.Vacant(p) {
+	for p := range f.all() {
+		if p.RunState == pod.Stopped && !f.Vacant(p) {
 			note(p, p.Node)
 		}
 		for _, g := range p.Placement.Ghosts {
@@ -266,7 +270,6 @@ func leftBehind(s *Snapshot) (left *unconfirmedStop, dead []string) {
 	return left, slices.Sorted(maps.Keys(lost))
 }
 
-// describe says in a few words what a node reports.
 func describe(r *pod.Reality) string {
 	switch {
 	case r == nil:
@@ -278,14 +281,14 @@ func describe(r *pod.Reality) string {
 	}
 }
 
-// How much of what is wrong a status repeats: it is stored several times, in one transaction with everything else.
+// Limits of the texts in a status. A status is stored several times, in the same transaction as the changes.
 const (
 	maxNames      = 5
 	maxErrors     = 5
 	maxErrorBytes = 400 // of each, in JSON
 )
 
-// Few joins what is wrong to one text that is not long, however much it is.
+// Few joins error texts to one text of limited length.
 func Few(errs []string) string {
 	first := slices.Clone(errs[:min(len(errs), maxErrors)])
 	for i := range first {
@@ -297,31 +300,31 @@ func Few(errs []string) string {
 	return strings.Join(first, "; ")
 }
 
-// progress fills in what a rollout decides by (ADR 16).
-func (c report) progress(st *rc.Status) {
-	if c.s.RC.Service != nil && c.allAdopted() {
-		st.Epoch = c.s.Epoch
+// progress sets the fields on which a rollout bases its decisions (ADR 16).
+func (r report) progress(st *rc.Status) {
+	if r.after.RC.Service != nil && r.allAdopted() {
+		st.Epoch = r.after.Epoch
 	}
-	for p := range c.s.all() {
+	for p := range r.after.all() {
 		for _, g := range p.Placement.Ghosts {
-			if !c.s.machineLost(g.Node) {
+			if !r.after.machineLost(g.Node) {
 				st.Ghosts++
 			}
 		}
 		if p.RunState == pod.Stopped {
-			if c.s.machineLost(p.Node) {
+			if r.after.machineLost(p.Node) {
 				st.StoppingLost++
 			}
 			continue
 		}
-		available, managed := c.s.available(p), c.s.aliveOn(p.Node)
+		available, managed := r.after.available(p), r.after.aliveOn(p.Node)
 		if available && !managed {
 			st.UnmanagedAvailable++
 		}
 		if p.Reality != nil && p.Reality.Standby {
 			st.StandingBy++
 		}
-		if !c.s.rolls(p) {
+		if !r.after.inRollout(p) {
 			continue
 		}
 		st.Updated++
@@ -329,60 +332,61 @@ func (c report) progress(st *rc.Status) {
 			st.UpdatedAvailable++
 		}
 	}
-	c.secondNodes(st)
-	if c.s.RC.Service != nil || rc.IsPreDeploy(c.s.RC.ID) { // rollouts are decided from it
-		st.Failing = failing(c.s)
+	r.secondNodes(st)
+	if r.after.RC.Service != nil || rc.IsPreDeploy(r.after.RC.ID) { // rollouts use it
+		st.Failing = failing(r.after)
 	}
 }
 
-// secondNodes says when a pod last began to leave a node where it never became available, and whether one fails that
-// does not.
-func (c report) secondNodes(st *rc.Status) {
-	for p := range c.s.all() {
-		if a := p.Placement.Tried(); a != nil && c.s.rolls(p) && (st.TriedElsewhere == nil || a.Since.After(*st.TriedElsewhere)) {
+// secondNodes sets when a pod last began to leave a node where it never became available, and whether a hopeless pod
+// gets no second node.
+func (r report) secondNodes(st *rc.Status) {
+	for p := range r.after.all() {
+		a := p.Placement.Tried()
+		if a != nil && r.after.inRollout(p) && (st.TriedElsewhere == nil || a.Since.After(*st.TriedElsewhere)) {
 			st.TriedElsewhere = new(a.Since)
 		}
-		if left := c.s.mayYet(p); left > 0 && c.s.unfit(p) {
-			c.requeueAfter(left)
+		if left := r.after.evidence.secondNodeWait(p); left > 0 && r.after.evidence.failedToStart(p) {
+			r.requeueAfter(left)
 		}
-		st.Hopeless = st.Hopeless || p.RunState == pod.Running && c.s.current(p) && c.s.hopeless(p) && p.Reality.NeverAvailable
+		st.Hopeless = st.Hopeless ||
+			p.RunState == pod.Running && r.after.current(p) && r.after.evidence.hopeless(p) && p.Reality.NeverAvailable
 	}
 }
 
-// allAdopted reports whether the placements show all that is known to run: the nodes have spoken, and what they spoke of is adopted.
-func (c *draft) allAdopted() bool {
-	return c.s.Hold == "" && !slices.ContainsFunc(c.plan.Changes, func(ch Change) bool { return ch.Action == Adopt })
+// allAdopted reports whether the placements show all pods that are known to run.
+func (d *draft) allAdopted() bool {
+	return d.f.Hold == "" && !slices.ContainsFunc(d.plan.Changes, func(ch Change) bool { return ch.Action == Adopt })
 }
 
-// newOnes names the manifests whose pods an upgrade in place limits.
-func newOnes(s *Snapshot) string {
-	roles := s.RC.InPlace.Roles
+func newManifests(f *Facts) string {
+	roles := f.RC.InPlace.Roles
 	if len(roles) == 0 {
-		return fmt.Sprintf("manifest %.8s", s.RC.ManifestDigest)
+		return fmt.Sprintf("manifest %.8s", f.RC.ManifestDigest)
 	}
 	return "the new manifest of " + field.Few(roles, maxNames, ", ")
 }
 
-// isUnhealthy reports whether the node says of the pod as it should be that its check does not pass.
 func isUnhealthy(p *Pod) bool {
 	r := p.Reality
 	return r != nil && r.Revision >= p.Revision && r.Digest == p.Digest && r.State == pod.StateUnhealthy
 }
 
-// maxLogEnd bounds what a status repeats of a log, in bytes. Two pods with theirs fit into the reason of a rollout.
+// maxLogEnd limits the part of a log in a status, in bytes. Two pods with their logs fit into a rollout's reason.
 const maxLogEnd = 250
 
-// whyFailing says why a pod is not available: what its node says, how a process of it ended that runs again, and, for a
-// rollout to keep, the end of its log. That of a version that the placement does not ask for says nothing.
-func (s *Snapshot) whyFailing(p *Pod) string {
+// whyFailing returns why a pod is not available. How its process ended, and during a rollout the end of its log, are
+// added if the report is about the pod's present version.
+func whyFailing(f *Facts, p *Pod) string {
 	r, why := p.Reality, field.Cut(describe(p.Reality), maxErrorBytes)
 	if r.Digest != p.Digest {
 		return why
 	}
-	if exit := r.LastExit; exit != nil && r.Restarts > 0 && r.State != pod.StateFailed && r.State != pod.StateCrashLooping {
+	runsAgain := r.Restarts > 0 && r.State != pod.StateFailed && r.State != pod.StateCrashLooping
+	if exit := r.LastExit; exit != nil && runsAgain {
 		why = fmt.Sprintf("%s; %s %s before", why, exit.Launchable, exit)
 	}
-	if text := r.LogTail; text != "" && s.Rollout != "" {
+	if text := r.LogTail; text != "" && f.Rollout != "" {
 		if more := len(text) - maxLogEnd; more > 0 {
 			text = "..." + strings.ToValidUTF8(text[more:], "")
 		}
@@ -391,17 +395,16 @@ func (s *Snapshot) whyFailing(p *Pod) string {
 	return field.Cut(why, rc.MaxReason)
 }
 
-// failing returns the first few pods at the manifests that their roles have now that fail or are unhealthy, those
-// first for which there is no hope. A rollout whose stage fails keeps them, because the pods are gone when people
-// look.
-func failing(s *Snapshot) []rc.PodFailure {
+// failing returns the first few updated pods that fail or are unhealthy, hopeless ones first. A failed stage keeps them
+// in the rollout's record, because the pods may be gone when people look.
+func failing(f *Facts) []rc.PodFailure {
 	var found []rc.PodFailure
-	for p := range s.running() {
-		if !s.rolls(p) || s.available(p) || !s.aliveOn(p.Node) || !hasFailed(p) && !isUnhealthy(p) {
+	for p := range f.running() {
+		if !f.inRollout(p) || f.available(p) || !f.aliveOn(p.Node) || !hasFailed(p) && !isUnhealthy(p) {
 			continue
 		}
 		found = append(found, rc.PodFailure{
-			Pod: fmt.Sprintf("%s.%d", p.Role, p.Identity.Index), Node: p.Node, Reason: s.whyFailing(p), Hopeless: s.hopeless(p),
+			Pod: name(p.Identity), Node: p.Node, Reason: whyFailing(f, p), Hopeless: f.evidence.hopeless(p),
 		})
 	}
 	slices.SortStableFunc(found, func(a, b rc.PodFailure) int { return boolFirst(a.Hopeless, b.Hopeless) })

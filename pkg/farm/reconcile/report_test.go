@@ -12,14 +12,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// pair is a controller of two pods that are as they should be, on n0 and n1.
+// pair is a controller with two available pods, on n0 and n1.
 func pair() *reconcile.Snapshot {
 	s := snapshotOf(2)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 	return s
 }
 
-// condition returns what a status says of one condition; none is one that is not true.
+// condition returns one condition of a status; if the status has none, one that is not true.
 func condition(st *rc.Status, t rc.ConditionType) (c rc.Condition) {
 	if i := slices.IndexFunc(st.Conditions, func(c rc.Condition) bool { return c.Type == t }); i >= 0 {
 		c = st.Conditions[i]
@@ -27,7 +27,7 @@ func condition(st *rc.Status, t rc.ConditionType) (c rc.Condition) {
 	return c
 }
 
-// isTrue returns which conditions are.
+// isTrue returns the conditions that are true.
 func isTrue(st *rc.Status) (types []rc.ConditionType) {
 	for _, c := range st.Conditions {
 		if c.True {
@@ -37,8 +37,9 @@ func isTrue(st *rc.Status) (types []rc.ConditionType) {
 	return types
 }
 
-// A status says in one sentence how far the controller is, and what it waits for: each part of the sentence only where there is such.
-func TestAStatusSaysWhatIsWaitedFor(t *testing.T) {
+// The status tells in one sentence how far the controller is, and what it waits for. The sentence has only the parts
+// that apply.
+func TestAStatusReportsWhatItWaitsFor(t *testing.T) {
 	t.Parallel()
 	third := func(s *reconcile.Snapshot) *reconcile.Pod {
 		s.Pods = append(s.Pods, running(2, "n2", 5, 0))
@@ -49,7 +50,7 @@ func TestAStatusSaysWhatIsWaitedFor(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		change func(*reconcile.Snapshot)
-		says   string
+		reason string
 		are    []rc.ConditionType
 	}{
 		"all is well": {
@@ -64,7 +65,7 @@ func TestAStatusSaysWhatIsWaitedFor(t *testing.T) {
 			func(s *reconcile.Snapshot) { unwell(&s.Pods[1], "no answer") },
 			"1 of 2 replicas available, 2 placed; waiting for main.1 on n1 (unhealthy: no answer)", nil,
 		},
-		"one is not well and says nothing": {
+		"one is not well and reports no reason": {
 			func(s *reconcile.Snapshot) { unwell(&s.Pods[1], "") },
 			"1 of 2 replicas available, 2 placed; waiting for main.1 on n1 (unhealthy)", nil,
 		},
@@ -92,27 +93,29 @@ func TestAStatusSaysWhatIsWaitedFor(t *testing.T) {
 		},
 	} {
 		s := pair()
-		before := reconcile.Compute(pair()).Status // all was well until now
+		before := reconcile.Compute(pair()).Status // the controller had converged until now
 		s.Previous = &before
 		c.change(s)
 		plan := reconcile.Compute(s)
 		got := condition(&plan.Status, rc.Converged)
-		if got.Reason != c.says || !slices.Equal(isTrue(&plan.Status), c.are) || len(plan.Changes)+len(plan.Adds) > 0 {
-			t.Errorf("%s: %q, true are %v; changes %v, adds %v", name, got.Reason, isTrue(&plan.Status), plan.Changes, plan.Adds)
+		if got.Reason != c.reason || !slices.Equal(isTrue(&plan.Status), c.are) ||
+			len(plan.Changes)+len(plan.Adds) > 0 {
+			t.Errorf("%s: %q, true are %v; changes %v, adds %v", name, got.Reason, isTrue(&plan.Status), plan.Changes,
+				plan.Adds)
 		}
 		if len(c.are) > 0 && plan.Again != 0 {
-			t.Errorf("%s: looked at again after %s, though there is nothing to wait for", name, plan.Again)
+			t.Errorf("%s: look again after %s, although there is nothing to wait for", name, plan.Again)
 		}
 	}
 }
 
-// Pods that were found running are Regressed where they are not what is desired: of another manifest, or too many. Others are nothing
-// that an operator must look at.
-func TestRegressedCountsWhatIsNotDesired(t *testing.T) {
+// Adopted pods are Regressed if they have another manifest than desired, or if there are too many pods. An operator
+// does not have to look at other adopted pods.
+func TestRegressedCountsAdoptedPodsThatAreNotDesired(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		pods, old int // found running, the first ones with another manifest
-		says      string
+		reason    string
 	}{
 		"as many as desired":   {2, 0, ""},
 		"too few":              {1, 0, ""},
@@ -130,13 +133,13 @@ func TestRegressedCountsWhatIsNotDesired(t *testing.T) {
 		}
 		plan := reconcile.Compute(s)
 		got := condition(&plan.Status, rc.Regressed)
-		if got.True != (c.says != "") || !strings.HasPrefix(got.Reason, c.says) {
-			t.Errorf("%s: %+v, want %q", name, got, c.says)
+		if got.True != (c.reason != "") || !strings.HasPrefix(got.Reason, c.reason) {
+			t.Errorf("%s: %+v, want %q", name, got, c.reason)
 		}
 	}
 }
 
-// That nodes are too few is so until every replica has one, or none is wanted any more.
+// InsufficientNodes ends when all replicas have a node, or no more are desired.
 func TestInsufficientNodesEndsWithTheLastReplica(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -152,35 +155,45 @@ func TestInsufficientNodesEndsWithTheLastReplica(t *testing.T) {
 	}
 }
 
-// What a farm of another version has set goes, since nobody here could end it.
-func TestUnknownConditionsGo(t *testing.T) {
+// A condition of a farm of another version is removed, because this version could never end it.
+func TestUnknownConditionsAreRemoved(t *testing.T) {
 	t.Parallel()
 	s := pair()
-	s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: "OfTomorrow", True: true}, {Type: rc.BooksDiffer, True: true}}}
-	if plan := reconcile.Compute(s); plan.Status.Is("OfTomorrow") || !plan.Status.Is(rc.BooksDiffer) || len(s.Previous.Conditions) != 2 || s.Previous.Conditions[0].Type != "OfTomorrow" {
+	s.Previous = &rc.Status{
+		Conditions: []rc.Condition{{Type: "OfTomorrow", True: true}, {Type: rc.BooksDiffer, True: true}},
+	}
+	if plan := reconcile.Compute(s); plan.Status.Is("OfTomorrow") || !plan.Status.Is(rc.BooksDiffer) ||
+		len(s.Previous.Conditions) != 2 || s.Previous.Conditions[0].Type != "OfTomorrow" {
 		t.Errorf("%+v of %+v", plan.Status.Conditions, s.Previous.Conditions)
 	}
 }
 
-// A status tells for ten minutes that a request was void, and asks for a look when they are over.
-func TestAVoidRequestIsToldOfForTenMinutes(t *testing.T) {
+// A status shows a void request for ten minutes, and asks for a look when they are over.
+func TestAVoidRequestIsShownForTenMinutes(t *testing.T) {
 	t.Parallel()
 	for after, again := range map[time.Duration]time.Duration{
 		0: 10 * time.Minute, time.Minute: 9 * time.Minute, 10*time.Minute - 1: 1, 10 * time.Minute: 0, time.Hour: 0,
 	} {
 		s := pair()
-		s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.RequestVoid, True: true, Reason: "r is void", Since: s.Now.Add(-after)}}}
+		s.Previous = &rc.Status{
+			Conditions: []rc.Condition{
+				{Type: rc.RequestVoid, True: true, Reason: "r is void", Since: s.Now.Add(-after)},
+			},
+		}
 		plan := reconcile.Compute(s)
 		if plan.Status.Is(rc.RequestVoid) != (again > 0) || plan.Again != again {
-			t.Errorf("after %s: %+v, looked at again after %s", after, plan.Status.Conditions, plan.Again)
+			t.Errorf("after %s: %+v, look again after %s", after, plan.Status.Conditions, plan.Again)
 		}
 	}
 }
 
-// The last error names the first five things that are wrong, and says how many more there are.
+// The last error names the first five errors, and the number of the others.
 func TestTheLastErrorNamesTheFirstFive(t *testing.T) {
 	t.Parallel()
-	for errors, want := range map[int]string{5: "e0; e1; e2; e3; e4", 6: "e0; e1; e2; e3; e4; and 1 more", 12: "e0; e1; e2; e3; e4; and 7 more"} {
+	for errors, want := range map[int]string{
+		5: "e0; e1; e2; e3; e4", 6: "e0; e1; e2; e3; e4; and 1 more",
+		12: "e0; e1; e2; e3; e4; and 7 more",
+	} {
 		s := pair()
 		for i := range errors {
 			s.Errors = append(s.Errors, fmt.Sprintf("e%d", i))
@@ -191,30 +204,30 @@ func TestTheLastErrorNamesTheFirstFive(t *testing.T) {
 	}
 }
 
-// What people are alerted to about a rollout is a condition while it lasts. It keeps the controller from nothing, and
-// is no reason to take the plan for hampered.
-func TestTroubleOfARollout(t *testing.T) {
+// While people are alerted to a rollout, its trouble is a condition. The controller's work continues, and the plan is
+// unobstructed.
+func TestTroubleOfARolloutIsACondition(t *testing.T) {
 	t.Parallel()
 	s := pair()
 	calm := reconcile.Compute(s)
-	if len(condition(&calm.Status, rc.RolloutTrouble).Type) > 0 || !calm.Unhampered() {
+	if len(condition(&calm.Status, rc.RolloutTrouble).Type) > 0 || !calm.Unobstructed() {
 		t.Errorf("without trouble: %+v", calm.Status.Conditions)
 	}
 	s.RolloutTrouble = "it rolls back: " + strings.Repeat("x", rc.MaxReason)
 	s.RolloutStuck = "no room"
-	told := reconcile.Compute(s)
-	got := condition(&told.Status, rc.RolloutTrouble)
+	troubled := reconcile.Compute(s)
+	got := condition(&troubled.Status, rc.RolloutTrouble)
 	if !got.True || !got.Since.Equal(s.Now) || !strings.HasPrefix(got.Reason, "it rolls back: x") ||
 		len(got.Reason) > rc.MaxReason {
 		t.Errorf("%+v", got)
 	}
-	if c := condition(&told.Status, rc.RolloutStuck); !c.True || c.Reason != "no room" {
+	if c := condition(&troubled.Status, rc.RolloutStuck); !c.True || c.Reason != "no room" {
 		t.Errorf("%+v", c)
 	}
-	if !told.Unhampered() || !told.Status.Is(rc.Converged) || len(told.Changes) != len(calm.Changes) {
-		t.Errorf("it hampers: %+v, %+v", told.Status.Conditions, told.Changes)
+	if !troubled.Unobstructed() || !troubled.Status.Is(rc.Converged) || len(troubled.Changes) != len(calm.Changes) {
+		t.Errorf("the plan is hampered: %+v, %+v", troubled.Status.Conditions, troubled.Changes)
 	}
-	s.Previous, s.Now = &told.Status, s.Now.Add(time.Minute)
+	s.Previous, s.Now = &troubled.Status, s.Now.Add(time.Minute)
 	if again := reconcile.Compute(s); !condition(&again.Status, rc.RolloutTrouble).Since.Equal(got.Since) {
 		t.Errorf("it began anew: %+v", again.Status.Conditions)
 	}
@@ -229,7 +242,7 @@ func TestTroubleOfARollout(t *testing.T) {
 		Role:  "main",
 		Count: count(0),
 	}}
-	if hampered := reconcile.Compute(s); !hampered.Status.Is(rc.BreakerTripped) || hampered.Unhampered() {
+	if hampered := reconcile.Compute(s); !hampered.Status.Is(rc.BreakerTripped) || hampered.Unobstructed() {
 		t.Errorf("beside another condition: %+v", hampered.Status.Conditions)
 	}
 }

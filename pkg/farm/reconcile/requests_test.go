@@ -26,26 +26,32 @@ func forgetOn(id, name string, pod pod.Identity) reconcile.Request {
 	return reconcile.Request{ID: id, Forget: true, Node: name, Pod: pod}
 }
 
-// Of two declarations about one replica only the one that is carried out is answered; the other comes next.
+// Of two declarations about one replica, a plan answers only the one that it carries out. The other one comes next.
 func TestOneForgottenCopyAtATime(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(2)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
 	for _, name := range []string{"n2", "n3"} {
 		s.Nodes[name].Alive, s.Nodes[name].MachineLost = false, true
-		s.Pods[0].Placement.Ghosts = append(s.Pods[0].Placement.Ghosts, pod.Ghost{Node: name, LeftBecauseLost: true, Revision: 4})
+		s.Pods[0].Placement.Ghosts = append(s.Pods[0].Placement.Ghosts, pod.Ghost{
+			Node: name, LeftBecauseLost: true, Revision: 4,
+		})
 	}
 	id := s.Pods[0].Identity
-	s.Requests = []reconcile.Request{forgetOn("a", "n2", id), forgetOn("b", "n3", id), forgetOn("c", "n1", s.Pods[1].Identity)}
+	s.Requests = []reconcile.Request{
+		forgetOn("a", "n2", id), forgetOn("b", "n3", id), forgetOn("c", "n1", s.Pods[1].Identity),
+	}
 	s.Requests[2].Alive = true
 	plan := reconcile.Compute(s)
 	if got := answers(&plan); !slices.Equal(got, []string{"a", "c"}) || !slices.Equal(plan.Answered, []string{"c"}) {
-		t.Fatalf("answered %v, without a change %v; want a with its change, and c, whose node lives", got, plan.Answered)
+		t.Fatalf("answered %v, without a change %v; want a with its change, and c, whose node lives", got,
+			plan.Answered)
 	}
 	s.Pods[0].Placement = *plan.Changes[0].Placement
 	s.Requests = s.Requests[1:2]
 	plan = reconcile.Compute(s)
-	if got := answers(&plan); !slices.Equal(got, []string{"b"}) || len(plan.Changes) != 1 || len(plan.Changes[0].Placement.Ghosts) != 0 {
+	if got := answers(&plan); !slices.Equal(got, []string{"b"}) || len(plan.Changes) != 1 ||
+		len(plan.Changes[0].Placement.Ghosts) != 0 {
 		t.Errorf("answered %v with %v", got, plan.Changes)
 	}
 }
@@ -75,27 +81,29 @@ func TestAForgetThatMustStopWaits(t *testing.T) {
 	}
 }
 
-// A claim is released also if its replica is placed elsewhere, and the request stays until there is none left.
-func TestClaimsOfReplicasThatAreElsewhere(t *testing.T) {
+// A share is also given back if its replica is placed elsewhere. The request stays until no such share is left.
+func TestSharesOfReplicasElsewhereAreGivenBack(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(1)
 	s.Pods = []reconcile.Pod{running(0, "n0", 5, 0)}
 	id := s.Pods[0].Identity
 	s.Requests = []reconcile.Request{{ID: "a", Node: "n1"}}
-	s.Leaks = []reconcile.Leak{{Node: "n1", Pod: id}}
+	s.UnusedShares = []reconcile.UnusedShare{{Node: "n1", Pod: id}}
 	plan := reconcile.Compute(s)
 	if len(plan.Changes) != 1 || len(answers(&plan)) != 0 {
 		t.Fatalf("changes %v, answered %v; want a release and no answer yet", plan.Changes, answers(&plan))
 	}
 	ch := plan.Changes[0]
-	if ch.Action != reconcile.Release || ch.Index != 9 || ch.Placement == nil || ch.Placement.Node != "n0" || len(ch.Intents) != 0 ||
+	if ch.Action != reconcile.Release || ch.Index != 9 || ch.Placement == nil || ch.Placement.Node != "n0" ||
+		len(ch.Intents) != 0 ||
 		len(ch.Reserve) != 1 || ch.Reserve[0].Node != "n1" || ch.Reserve[0].Claim != nil {
 		t.Errorf("change %+v", ch)
 	}
 
-	s.Nodes["n1"].Alive = false // and said before that it runs there
+	s.Nodes["n1"].Alive = false // its last report was that the pod runs there
 	s.Nodes["n1"].Orphans = []pod.Orphan{{Identity: id}}
-	if plan = reconcile.Compute(s); slices.ContainsFunc(plan.Changes, func(ch reconcile.Change) bool { return ch.Action == reconcile.Release }) {
+	isRelease := func(ch reconcile.Change) bool { return ch.Action == reconcile.Release }
+	if plan = reconcile.Compute(s); slices.ContainsFunc(plan.Changes, isRelease) {
 		t.Errorf("R13: %v", plan.Changes)
 	}
 	for name, v := range map[string]*node.View{
@@ -116,30 +124,34 @@ func TestClaimsOfReplicasThatAreElsewhere(t *testing.T) {
 	if plan = reconcile.Compute(s); len(plan.Changes)+len(answers(&plan)) != 0 || !plan.Status.Is(rc.Holding) {
 		t.Errorf("while holding: %v, answered %v", plan.Changes, answers(&plan))
 	}
-	s.Hold, s.Leaks = "", nil
+	s.Hold, s.UnusedShares = "", nil
 	if plan = reconcile.Compute(s); !slices.Equal(plan.Answered, []string{"a"}) {
 		t.Errorf("answered %v; nothing is left", plan.Answered)
 	}
 }
 
-// What is about a record that cannot be read waits for it, and so does the end of the controller.
-func TestARepairThatCannotBeReadWaits(t *testing.T) {
+// A request about a record that cannot be read waits for that record. So does the end of the controller.
+func TestARepairOfAnUnreadableRecordWaits(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(0)
 	s.RC.DeletedAt = &s.Now
 	s.Requests = []reconcile.Request{{ID: "a", Node: "n1", Waits: "reservations/n1 is unreadable"}}
 	plan := reconcile.Compute(s)
-	if len(answers(&plan)) != 0 || plan.Finish || plan.Again != reconcile.RoomRetry || !strings.Contains(plan.Status.LastError, "reservations/n1") {
-		t.Errorf("answered %v, finish %t, again %s, error %q", answers(&plan), plan.Finish, plan.Again, plan.Status.LastError)
+	if len(answers(&plan)) != 0 || plan.Finish || plan.Again != reconcile.RetryAfter ||
+		!strings.Contains(plan.Status.LastError, "reservations/n1") {
+		t.Errorf("answered %v, finish %t, again %s, error %q", answers(&plan), plan.Finish, plan.Again,
+			plan.Status.LastError)
 	}
 }
 
-// A sweep is answered with the adoption of what it stops.
+// A sweep is answered with the adoption of the pod that it stops.
 func TestASweepIsAnsweredWithItsAdoption(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(0)
 	id := pod.Identity{RCID: "rc", Role: "main", Index: 3}
-	s.Orphans = []reconcile.Orphan{{Node: "n1", Orphan: pod.Orphan{Identity: id, PodID: "p", Digest: "m1", Revision: 9}}}
+	s.Orphans = []reconcile.Orphan{
+		{Node: "n1", Orphan: pod.Orphan{Identity: id, PodID: "p", Digest: "m1", Revision: 9}},
+	}
 	s.Requests = []reconcile.Request{{ID: "a", Node: "n1", Pod: id}}
 	plan := reconcile.Compute(s)
 	if len(plan.Answered) != 0 || !slices.Equal(answers(&plan), []string{"a"}) {

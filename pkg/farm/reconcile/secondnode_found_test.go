@@ -11,7 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// leavesFirst returns a controller of three pods of which main.0 has left its node, and has stopped or not.
+// leavesFirst returns a controller of three pods, of which main.0 leaves its node for a second one. stopped is whether
+// it has stopped.
 func leavesFirst(stopped bool) *reconcile.Snapshot {
 	s := unfitPod()
 	leave(&s.Pods[0])
@@ -21,13 +22,13 @@ func leavesFirst(stopped bool) *reconcile.Snapshot {
 	return s
 }
 
-// neverThere makes a pod one that never became available, and never will.
+// neverThere makes the state of a pod that never became available, and never will.
 func neverThere(p *reconcile.Pod) {
 	crash(p)
 	p.Reality.Hopeless, p.Reality.NeverAvailable = true, true
 }
 
-// A pod that failed with a new manifest halts the others also while it gets its second node (R6).
+// A pod that failed with a new manifest also halts the upgrade of the others while it gets its second node (R6).
 func TestAnUpgradeWaitsForASecondNode(t *testing.T) {
 	t.Parallel()
 	for _, stopped := range []bool{false, true} {
@@ -44,17 +45,27 @@ func TestAnUpgradeWaitsForASecondNode(t *testing.T) {
 	}
 }
 
-// Where another copy is known the pod is no vacancy: that copy is adopted, as for any pod that has stopped.
+// If another copy of a pod is known, the pod is not vacant: the copy is adopted, as for any pod that has stopped.
 func TestNoSecondNodeBesideAnotherCopy(t *testing.T) {
 	t.Parallel()
 	s := leavesFirst(true)
-	s.Orphans = []reconcile.Orphan{{Node: "n3", Orphan: pod.Orphan{Identity: s.Pods[0].Identity, Revision: 100, Digest: "m1", PodID: "p", Runs: true}}}
+	s.Orphans = []reconcile.Orphan{
+		{
+			Node:   "n3",
+			Orphan: pod.Orphan{Identity: s.Pods[0].Identity, Revision: 100, Digest: "m1", PodID: "p", Runs: true},
+		},
+	}
 	plan := reconcile.Compute(s)
 	if len(plan.Adds) > 0 || len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Remove {
 		t.Errorf("placed are %v, changed %v", plan.Adds, plan.Changes)
 	}
 	s = unfitPod()
-	s.Orphans = []reconcile.Orphan{{Node: "n3", Orphan: pod.Orphan{Identity: s.Pods[0].Identity, Revision: 1, Digest: "m1", PodID: "p", Runs: true}}}
+	s.Orphans = []reconcile.Orphan{
+		{
+			Node:   "n3",
+			Orphan: pod.Orphan{Identity: s.Pods[0].Identity, Revision: 1, Digest: "m1", PodID: "p", Runs: true},
+		},
+	}
 	for _, ch := range reconcile.Compute(s).Changes {
 		if ch.Action == reconcile.Stop && ch.Identity == s.Pods[0].Identity && len(ch.Placement.Avoid) > 0 {
 			t.Errorf("it leaves for a second node: %s", &ch)
@@ -62,29 +73,34 @@ func TestNoSecondNodeBesideAnotherCopy(t *testing.T) {
 	}
 }
 
-// The node that a pod leaves is the last choice also where another pod of the manifest works there.
-func TestTheNodeThatIsLeftComesLast(t *testing.T) {
+// The node that a pod leaves is the last choice, also if another pod of the manifest is available there.
+func TestTheFirstNodeIsTheLastChoice(t *testing.T) {
 	t.Parallel()
 	s := leavesFirst(true)
 	s.Pods[1] = running(1, "n0", 5, 0)
-	if reconcile.Compute(s); !s.LastChoice()["n0"] {
-		t.Errorf("the last choice is %v", s.LastChoice())
+	if last := lastChoice(s); !last["n0"] {
+		t.Errorf("the last choice is %v", last)
 	}
 }
 
-// Four pods of eight began on a bad machine. Three have just had their second nodes; while those may become available
-// the fourth is not hopeless, and no stage fails for it.
+// Four pods of eight began on a bad machine. Three have just got their second nodes. While these may become available
+// for the first time, the fourth is not hopeless, and no stage fails because of it.
 func TestAFourthPodIsNotHopelessYet(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		since    time.Duration
+		never    bool // the others were never available
 		hopeless bool
-	}{"others start": {0, false}, "their time is over": {2 * time.Hour, true}} {
+	}{
+		"others start":       {0, true, false},
+		"their time is over": {2 * time.Hour, true, true},
+		"they were available once, and their time is over": {2 * time.Hour, false, true},
+	} {
 		s := snapshotOf(8)
 		s.RC.Service = &rc.Service{Name: "web", Revision: 1}
 		for i := range 8 {
 			p := running(i, "n1", 5, 0)
-			p.Reality.Available, p.Reality.State, p.Reality.NeverAvailable = false, pod.StateRunning, true
+			p.Reality.Available, p.Reality.State, p.Reality.NeverAvailable = false, pod.StateRunning, c.never
 			p.ChangedAt = s.Now.Add(-c.since)
 			switch {
 			case i < 3:
@@ -104,8 +120,8 @@ func TestAFourthPodIsNotHopelessYet(t *testing.T) {
 	}
 }
 
-// Nobody waits for ever for a node that does not confirm a stop.
-func TestALateStopHoldsUpNothing(t *testing.T) {
+// A stop that its node never confirms delays nothing for ever.
+func TestALateStopDelaysNothing(t *testing.T) {
 	t.Parallel()
 	s := leavesFirst(false)
 	neverThere(&s.Pods[1])
@@ -114,12 +130,12 @@ func TestALateStopHoldsUpNothing(t *testing.T) {
 	}
 	s.Now = s.Now.Add(24 * time.Hour)
 	if plan := reconcile.Compute(s); len(plan.Adds) == 0 && len(plan.Changes) == 0 {
-		t.Error("a day later nothing takes its place")
+		t.Error("a day later nothing replaces it")
 	}
 }
 
-// A pod that leaves keeps its place among the replicas when its intent is written again.
-func TestARepairOfAPodThatLeaves(t *testing.T) {
+// A pod that leaves for its second node is still one of the replicas when its intent is written again.
+func TestARepairedPodStillLeavesItsNode(t *testing.T) {
 	t.Parallel()
 	s := leavesFirst(false)
 	s.Pods[0].Intents = map[string]*pod.Intent{}
@@ -128,8 +144,8 @@ func TestARepairOfAPodThatLeaves(t *testing.T) {
 	}
 }
 
-// A pod that becomes available before the stop is written is not stopped, whatever the minimum.
-func TestASecondNodeIsForWhatWasRead(t *testing.T) {
+// A pod that becomes available before its stop is written does not stop, whatever the minimum is.
+func TestAPodThatBecomesAvailableKeepsItsNode(t *testing.T) {
 	t.Parallel()
 	s := unfitPod()
 	s.RC.MinAvailable = count(0)
@@ -139,9 +155,9 @@ func TestASecondNodeIsForWhatWasRead(t *testing.T) {
 	}
 }
 
-// A pod that came back to its first node, and is stopped there for another reason, is no vacancy: it is removed, and
-// another takes its place.
-func TestAStopForAnotherReason(t *testing.T) {
+// A pod that came back to its first node, and stops there for another reason, is not vacant: it is removed, and another
+// pod replaces it.
+func TestAStopForAnotherReasonIsNoVacancy(t *testing.T) {
 	t.Parallel()
 	for _, stopped := range []bool{false, true} {
 		s := leavesFirst(stopped)
@@ -156,9 +172,9 @@ func TestAStopForAnotherReason(t *testing.T) {
 	}
 }
 
-// While the manifest cannot be read a pod that has left its node waits. It is not forgotten: it would get a second
-// second node.
-func TestAVacancyWithoutAManifest(t *testing.T) {
+// While the manifest cannot be read, a pod that has left its node waits. It is not forgotten, because it would then get
+// another second node.
+func TestAVacantPodWaitsForItsManifest(t *testing.T) {
 	t.Parallel()
 	for _, stopped := range []bool{false, true} {
 		s := leavesFirst(stopped)
@@ -174,8 +190,9 @@ func TestAVacancyWithoutAManifest(t *testing.T) {
 	}
 }
 
-// Nor does it hold up pods of other roles, whose manifests can be read: neither their second nodes nor their upgrade.
-func TestAVacancyWithoutAManifestHoldsUpNothing(t *testing.T) {
+// A vacant pod whose manifest cannot be read does not delay pods of other roles, neither their second nodes nor their
+// upgrade.
+func TestAVacantPodWithoutAManifestDelaysNothing(t *testing.T) {
 	t.Parallel()
 	of := func(change func(s *reconcile.Snapshot)) *reconcile.Snapshot {
 		s := leavesFirst(true)
@@ -190,7 +207,8 @@ func TestAVacancyWithoutAManifestHoldsUpNothing(t *testing.T) {
 		return s
 	}
 	s := of(func(s *reconcile.Snapshot) { neverThere(&s.Pods[3]) })
-	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Stop || plan.Changes[0].Identity.Role != "other" {
+	if plan := reconcile.Compute(s); len(plan.Changes) != 1 || plan.Changes[0].Action != reconcile.Stop ||
+		plan.Changes[0].Identity.Role != "other" {
 		t.Errorf("second nodes: changed are %v", plan.Changes)
 	}
 	s = of(func(s *reconcile.Snapshot) {
@@ -201,9 +219,9 @@ func TestAVacancyWithoutAManifestHoldsUpNothing(t *testing.T) {
 	}
 }
 
-// A status needs the feature only where a node does that says of a pod that it was never available: under an older
-// gate none does, and a status that needs more could not be written.
-func TestAStatusNeedsNoMoreThanReports(t *testing.T) {
+// A status needs the feature only if a node reports that a pod was never available. Under an older gate no node reports
+// this, and a status that needs the feature could not be written.
+func TestAStatusNeedsTheFeatureOnlyIfReportsDo(t *testing.T) {
 	t.Parallel()
 	for _, never := range []bool{true, false} {
 		s := unfitPod()
@@ -215,14 +233,14 @@ func TestAStatusNeedsNoMoreThanReports(t *testing.T) {
 	}
 }
 
-// The time of those that may tell whether a manifest works ends without any event: the controller is looked at again
-// then.
+// The time of the pods that may show whether a manifest works ends without any event, so the plan asks for a look then.
 func TestAHopelessPodIsLookedAtInTime(t *testing.T) {
 	t.Parallel()
 	s := snapshotOf(5)
 	for i := range 5 {
 		p := running(i, "n1", 5, 0)
-		p.ChangedAt, p.Reality.Available, p.Reality.State, p.Reality.NeverAvailable = s.Now, false, pod.StateRunning, true
+		p.ChangedAt, p.Reality.Available = s.Now, false
+		p.Reality.State, p.Reality.NeverAvailable = pod.StateRunning, true
 		p.Avoid = []pod.Avoided{{Node: "n0", Digest: p.Digest, Since: s.Now}}
 		s.Pods = append(s.Pods, p)
 	}

@@ -17,8 +17,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// serviceWorld is a service of several revisions with one owner, which reads, decides about one of them, and has what it decided land one by one:
-// meanwhile nodes and operators act. What lands keeps to the conditions of ADR 29, and to no more.
+// serviceWorld is a service of several revisions with one owner. The owner reads, decides about one revision, and its
+// changes land one by one. Meanwhile nodes and operators act. A change lands under the conditions of
+// docs/design/units.md, and under no others.
 type serviceWorld struct {
 	now     time.Time
 	index   uint64
@@ -32,12 +33,12 @@ type serviceWorld struct {
 	reports map[at]uint64 // indices of the realities
 	drops   uint64
 	status  map[string]*rc.Status
-	pass    *servicePass // that is under way; nil: none
+	pass    *servicePass // the present pass; nil: none
 	deaths  uint64
 	rollout string // in charge of all revisions; empty: none is
 }
 
-// servicePass is what the owner has decided about one revision, and what that was read from.
+// servicePass is what the owner has decided about one revision, and its input.
 type servicePass struct {
 	id       string
 	snapshot *reconcile.Snapshot
@@ -49,8 +50,10 @@ type servicePass struct {
 
 func newServiceWorld(revisions int) *serviceWorld {
 	w := &serviceWorld{
-		now: time.Unix(1_700_000_000, 0), index: 1, nodes: map[string]*node.View{}, rcs: map[string]rc.RC{}, records: map[string]uint64{},
-		pods: map[pod.Identity]pod.Placement{}, indices: map[pod.Identity]uint64{}, intents: map[at]pod.Intent{}, reality: map[at]pod.Reality{},
+		now: time.Unix(1_700_000_000, 0), index: 1, nodes: map[string]*node.View{}, rcs: map[string]rc.RC{},
+		records: map[string]uint64{},
+		pods:    map[pod.Identity]pod.Placement{}, indices: map[pod.Identity]uint64{}, intents: map[at]pod.Intent{},
+		reality: map[at]pod.Reality{},
 		reports: map[at]uint64{}, status: map[string]*rc.Status{},
 	}
 	for i := range 4 {
@@ -61,9 +64,11 @@ func newServiceWorld(revisions int) *serviceWorld {
 	for rev := range revisions {
 		id := fmt.Sprintf("r%d", rev+1)
 		r := rc.RC{
-			ID: id, Name: id, ManifestDigest: "m" + id, ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: count(0)}}, Strategy: rc.Dynamic, Generation: 1,
-			NodeLoss: rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)}, ProgressDeadline: &deadline,
-			Service: &rc.Service{Name: "web", Revision: int64(rev + 1), Min: 2, Max: 6},
+			ID: id, Name: id, ManifestDigest: "m" + id,
+			ReplicaGroups: []rc.ReplicaGroup{{Role: "main", Count: count(0)}}, Strategy: rc.Dynamic, Generation: 1,
+			NodeLoss:         rc.NodeLoss{After: new(field.Duration), UnmanagedAfter: new(field.Duration)},
+			ProgressDeadline: &deadline,
+			Service:          &rc.Service{Name: "web", Revision: int64(rev + 1), Min: 2, Max: 6},
 		}
 		w.rcs[id], w.records[id] = r, w.next()
 	}
@@ -105,11 +110,12 @@ func (w *serviceWorld) podsOf(id string) []reconcile.Pod {
 	return pods
 }
 
-// read has the owner look and decide about a revision. What it decided before and has not landed is forgotten.
+// read makes the owner look and decide about a revision. Earlier changes that have not landed are dropped.
 func (w *serviceWorld) read(id string) *reconcile.Plan {
 	r := w.rcs[id]
 	s := &reconcile.Snapshot{
-		Now: w.now, Owner: "f", RC: r, Epoch: "world", Nodes: map[string]*node.View{}, Pods: w.podsOf(id), Previous: w.status[id],
+		Now: w.now, Owner: "f", RC: r, Epoch: "world", Nodes: map[string]*node.View{}, Pods: w.podsOf(id),
+		Previous: w.status[id],
 		Manifest: w.manifest(), Manifests: map[string]*manifest.Manifest{}, Rollout: w.rollout, RolloutIdle: true,
 	}
 	for name, v := range w.nodes {
@@ -125,15 +131,19 @@ func (w *serviceWorld) read(id string) *reconcile.Plan {
 		}
 		o := w.rcs[other]
 		n := o.Asks()
-		s.Companions = append(s.Companions, reconcile.Companion{RCID: other, Pods: w.podsOf(other), Status: w.status[other], Asks: &n, Service: o.Service})
+		s.Companions = append(s.Companions, reconcile.Companion{
+			RCID: other, Pods: w.podsOf(other), Status: w.status[other], Asks: &n, Service: o.Service,
+		})
 	}
-	p := &servicePass{id: id, snapshot: s, records: maps.Clone(w.records), drops: w.drops, reports: maps.Clone(w.reports)}
+	p := &servicePass{
+		id: id, snapshot: s, records: maps.Clone(w.records), drops: w.drops, reports: maps.Clone(w.reports),
+	}
 	plan := reconcile.Compute(s)
 	w.status[id] = &plan.Status
 	p.todo = plan.Changes
 	for _, identity := range plan.Adds {
 		if name := w.nodeFor(s, identity); name != "" {
-			p.todo = append(p.todo, reconcile.NewPlacer(s).On(identity, name))
+			p.todo = append(p.todo, plan.Placer().On(identity, name))
 		}
 	}
 	w.pass = p
@@ -156,10 +166,11 @@ func (w *serviceWorld) nodeFor(s *reconcile.Snapshot, id pod.Identity) string {
 	return ""
 }
 
-// lands has one change of the pass land, if its conditions hold, and judges it.
+// lands makes one change of the pass land if its conditions hold, and checks the result.
 func (w *serviceWorld) lands(t rapid.TB, ch *reconcile.Change) bool {
 	p, id := w.pass, w.pass.id
-	if !maps.Equal(w.records, p.records) || w.indices[ch.Identity] != ch.Index || ch.NeedsMinimum && w.drops != p.drops {
+	if !maps.Equal(w.records, p.records) || w.indices[ch.Identity] != ch.Index ||
+		ch.NeedsMinimum && w.drops != p.drops {
 		return false
 	}
 	for _, name := range ch.NeedsReports {
@@ -188,15 +199,17 @@ func (w *serviceWorld) lands(t rapid.TB, ch *reconcile.Change) bool {
 		}
 	}
 	if after := w.counting(gone); after < counting && after < w.least(id) {
-		t.Fatalf("%s of %s: %d of %d count, the minimum is %d (P6)", ch, id, after, counting, w.least(id))
+		t.Fatalf("%s of %s: %d of %d are available, the minimum is %d (P6)", ch, id, after, counting, w.least(id))
 	}
-	if after := w.inUse(gone); (ch.Action == reconcile.Place || ch.Action == reconcile.Move) && after > inUse && after > w.most(id) {
+	if after := w.inUse(gone); (ch.Action == reconcile.Place || ch.Action == reconcile.Move) && after > inUse &&
+		after > w.most(id) {
 		t.Fatalf("%s of %s: %d copies are in use, after %d, the bound is %d (P6)", ch, id, after, inUse, w.most(id))
 	}
 	return true
 }
 
-// asked is what all revisions ask for while no rollout is in charge, and what those that do not stand by do.
+// asked returns how many pods all revisions ask for while no rollout is in charge, and how many of these are not
+// standby.
 func (w *serviceWorld) asked() (all, serving int) {
 	for _, r := range w.rcs {
 		if all += r.Asks(); !r.Service.Standby {
@@ -223,7 +236,7 @@ func (w *serviceWorld) most(id string) int {
 	return max(r.Service.Max, all+r.Surge())
 }
 
-// counting counts the pods of all revisions that count, where nodes are what an owner took them for.
+// counting counts the available pods of all revisions, with the nodes that an owner has read.
 func (w *serviceWorld) counting(nodes map[string]*node.View) int {
 	n := 0
 	for id, p := range w.pods {
@@ -242,7 +255,7 @@ func (w *serviceWorld) counting(nodes map[string]*node.View) int {
 	return n
 }
 
-// inUse counts the copies of all revisions that take room.
+// inUse counts the copies of all revisions.
 func (w *serviceWorld) inUse(nodes map[string]*node.View) int {
 	n := 0
 	for id, p := range w.pods {
@@ -254,7 +267,8 @@ func (w *serviceWorld) inUse(nodes map[string]*node.View) int {
 			n++
 		}
 		for _, g := range p.Ghosts {
-			if !g.LeftBecauseLost && !w.machineLost(nodes, g.Node) && (g.Revision == 0 || !stopped(g.Node, g.Revision)) {
+			if !g.LeftBecauseLost && !w.machineLost(nodes, g.Node) &&
+				(g.Revision == 0 || !stopped(g.Node, g.Revision)) {
 				n++
 			}
 		}
@@ -262,7 +276,7 @@ func (w *serviceWorld) inUse(nodes map[string]*node.View) int {
 	return n
 }
 
-// gone reports whether a machine is lost, by what an owner read or a placement remembers.
+// machineLost reports whether a machine is lost, by what an owner read or by a placement.
 func (w *serviceWorld) machineLost(nodes map[string]*node.View, name string) bool {
 	v := nodes[name]
 	if v.Alive {
@@ -270,34 +284,39 @@ func (w *serviceWorld) machineLost(nodes map[string]*node.View, name string) boo
 	}
 	for _, p := range w.pods {
 		if p.Node == name && p.RunState == pod.Running && p.LostSince != nil && p.DeadIndex == v.FreeIndex ||
-			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool { return g.Node == name && g.MachineLost && g.DeadIndex == v.FreeIndex }) {
+			slices.ContainsFunc(p.Ghosts, func(g pod.Ghost) bool {
+				return g.Node == name && g.MachineLost && g.DeadIndex == v.FreeIndex
+			}) {
 			return true
 		}
 	}
 	return v.MachineLost
 }
 
-// obey has a node do what it is told about an identity, and say so.
+// obey makes a node carry out its intent for an identity, and report it.
 func (w *serviceWorld) obey(where at, healthy bool) {
 	if !w.nodes[where.node].Alive {
 		return
 	}
-	in, told := w.intents[where]
+	in, hasIntent := w.intents[where]
 	was, known := w.reality[where]
-	if !told {
+	if !hasIntent {
 		if known && was.State == pod.StateStopped {
 			delete(w.reality, where)
 			w.reports[where] = w.next()
 		}
 		return
 	}
-	r := pod.Reality{Identity: where.id, Node: where.node, Digest: in.Digest, Revision: max(in.Revision, was.Revision), State: pod.StateStopped, Standby: in.Standby}
+	r := pod.Reality{
+		Identity: where.id, Node: where.node, Digest: in.Digest, Revision: max(in.Revision, was.Revision),
+		State: pod.StateStopped, Standby: in.Standby,
+	}
 	if in.State == pod.Running {
 		r.State, r.Available = pod.StateReady, healthy
 	}
-	// What leaves the name as its intent says is no drop, nor is what stops as told.
-	told = in.State != pod.Running || in.Standby
-	if was.Available && !was.Standby && !r.Available && !told {
+	// A pod that leaves the name, or stops, because of its intent is no drop.
+	asked := in.State != pod.Running || in.Standby
+	if was.Available && !was.Standby && !r.Available && !asked {
 		w.drops = w.next()
 	}
 	if was.Available && was.Digest != in.Digest {
@@ -312,7 +331,8 @@ func (w *serviceWorld) step(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "ms")) * time.Millisecond)
 	id := rapid.SampledFrom(w.ids()).Draw(t, "revision")
 	switch rapid.SampledFrom([]string{
-		"read", "read", "read", "land", "land", "land", "land", "obey", "obey", "obey", "obey all", "sick", "scale", "scale", "standby", "in place", "bounds", "rollout",
+		"read", "read", "read", "land", "land", "land", "land", "obey", "obey", "obey", "obey all", "sick", "scale",
+		"scale", "standby", "in place", "bounds", "rollout",
 		"node dies", "node returns", "drain", "undrain",
 	}).Draw(t, "step") {
 	case "read":
@@ -348,7 +368,7 @@ func (w *serviceWorld) step(t *rapid.T) {
 		}
 	case "rollout":
 		w.rollout = rapid.SampledFrom([]string{"", "web/r"}).Draw(t, "rollout")
-		for _, id := range w.ids() { // a batch depends on the rollout's record as it does on these
+		for _, id := range w.ids() { // a batch depends on the rollout's record in the same way as on these records
 			w.change(id, func(*rc.RC) {})
 		}
 	case "node dies":
@@ -365,7 +385,7 @@ func (w *serviceWorld) step(t *rapid.T) {
 	}
 }
 
-// land has the next few changes of a pass land, in any order; others are lost.
+// land makes the next few changes of a pass land, in any order. The others are lost.
 func (w *serviceWorld) land(t *rapid.T) {
 	p := w.pass
 	if p == nil {
@@ -395,8 +415,9 @@ func (w *serviceWorld) obeyAll() {
 	}
 }
 
-// Whatever the owner of several revisions reads and does, in whatever order it lands: the service is never below its minimum by their doing, and never
-// above its bound. Once all is well but for one machine, each revision has what it asks for.
+// The owner of several revisions may read at any time, and its changes may land in any order. It never takes the
+// service below its minimum or above its bound. When all nodes but one lost machine work, each revision gets what it
+// asks for.
 func TestAnyHistoryOfAService(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

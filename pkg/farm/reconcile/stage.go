@@ -8,117 +8,109 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// A change of mode goes in stages (ADR 16). Each stage raises the limit of the upgrade in place: so many pods may be
-// where the new mode asks for them, and run the manifest that it asks for. Pods that the new mode asks for nowhere
-// stay until others serve, or until the rollout lets them go.
+// A change of mode goes in stages (ADR 16). Each raises the limit of the upgrade in place: how many pods may be where
+// the new mode wants them, with the new manifest. An unwanted pod is kept until another pod is available, or until the
+// rollout lets it stop.
 
-// unasked reports whether the mode that the controller changes to asks for the pod nowhere.
-func (s *Snapshot) unasked(p *Pod) bool {
+// unwanted reports whether the mode that the controller changes to does not ask for the pod.
+func (f *Facts) unwanted(p *Pod) bool {
 	switch {
-	case !s.RC.InStages():
+	case !f.RC.InStages():
 		return false
-	case s.each != nil:
-		_, leaves := s.each.leaving[p.Identity]
+	case f.each != nil:
+		_, leaves := f.each.leaving[p.Identity]
 		return leaves
 	}
-	return p.Role != rc.DefaultRole // the only one of counts that a change of mode goes to in stages
+	return p.Role != rc.DefaultRole // a change to counts in stages has only this role
 }
 
-// mayGo returns how many pods beyond those that the controller asks for may be stopped now. While its mode changes in
-// stages, those stay that the stage keeps, and one for each pod that is asked for and does not serve yet. Pods on nodes
-// that are drained are not among them: they go in any case. Of counts, too, where there are more: they are not moved
-// then.
-func (s *Snapshot) mayGo() int {
-	if !s.RC.InStages() {
+// stopsInStage returns how many surplus pods may be stopped now. While the mode changes in stages, as many are kept as
+// the stage keeps, and one more for each desired pod that is not available. Pods on drained nodes may stop in any case,
+// because a controller with counts does not move surplus pods off them.
+func (f *Facts) stopsInStage() int {
+	if !f.RC.InStages() {
 		return math.MaxInt
 	}
 	n, asked, drained := 0, 0, 0
-	for p := range s.running() {
-		if !s.unasked(p) {
+	for p := range f.running() {
+		if !f.unwanted(p) {
 			asked++
 		}
 		switch {
-		case s.mustLeave(p):
+		case f.mustLeave(p.Node):
 			drained++
-		case s.available(p) || s.unasked(p):
+		case f.available(p) || f.unwanted(p):
 			n++
 		}
 	}
 	switch {
-	case !s.foundNoNodes():
-		asked = s.RC.Desired()
-	case s.each != nil: // on a node that has only pods which leave, one comes in their place
-		asked = s.each.count - len(s.each.nodes)
+	case !f.foundNoNodes():
+		asked = f.RC.Desired()
+	case f.each != nil: // free nodes get no pod; a node whose pods all leave gets a pod in their place
+		asked = f.each.count - len(f.each.nodes)
 	}
-	if s.each != nil {
+	if f.each != nil {
 		drained = 0 // see leavers
 	}
-	return max(0, n-asked-*s.RC.InPlace.Keep) + drained
+	return max(0, n-asked-*f.RC.InPlace.Keep) + drained
 }
 
-// foundNoNodes reports whether the pass before found no nodes for new pods of the stage: what is there has to do.
+// foundNoNodes reports whether the last pass found no nodes for new pods. Then existing pods are changed instead.
 func (s *Snapshot) foundNoNodes() bool {
 	return s.Previous != nil && s.Previous.Is(rc.InsufficientNodes)
 }
 
-// mustLeave reports whether the pod has to leave its node whatever the stage says.
-func (s *Snapshot) mustLeave(p *Pod) bool {
-	v := s.Nodes[p.Node]
-	return v != nil && v.MustLeave()
-}
-
-// mayCome returns how many new pods the stage lets come.
-func (c *scaling) mayCome() int {
-	if !c.s.RC.InStages() {
+// addsInStage returns how many new pods the stage still allows. Rollouts change the mode in stages only with one role;
+// in a record from elsewhere, several roles share the limit.
+func (s *scaling) addsInStage() int {
+	if !s.f.RC.InStages() {
 		return math.MaxInt
 	}
-	return max(0, c.s.RC.InPlace.Limit-updated(c.s)-c.newest)
+	return max(0, s.f.RC.InPlace.Limit-updated(s.f)-s.newest)
 }
 
-// comingInStage returns for how many of the pods that the stage lets change new ones come. Where the pass before found
-// no nodes for new pods, those that are there change in their place.
-func (c *draft) comingInStage() (n int) {
-	if !c.s.RC.InStages() || c.s.foundNoNodes() {
+// replacedByAdds returns how many of the pods that the stage may change are replaced by new pods.
+func (d *draft) replacedByAdds() (n int) {
+	if !d.f.RC.InStages() || d.f.foundNoNodes() {
 		return 0
 	}
-	for _, id := range c.plan.Adds {
-		if digest, chosen := c.s.chosen[id]; chosen && digest == c.s.RC.ManifestOf(id.Role) {
+	for _, id := range d.plan.Adds {
+		if digest, chosen := d.plan.digests[id]; chosen && digest == d.f.RC.ManifestOf(id.Role) {
 			n++
 		}
 	}
 	return n
 }
 
-// removeInStage is remove for no more pods than the stage lets go.
-func (c *scaling) removeInStage(pods []*Pod, n int, spare *int, reason string) {
-	before := len(c.stopped)
-	c.remove(pods, min(n, c.mayGo), spare, reason)
-	c.mayGo -= len(c.stopped) - before
+func (s *scaling) removeInStage(pods []*Pod, n int, spare *int, reason string) {
+	before := len(s.stopped)
+	s.remove(pods, min(n, s.stopsLeft), spare, reason)
+	s.stopsLeft -= len(s.stopped) - before
 }
 
-// leavers returns the pods of a controller with one on each node that may leave now, in the order in which they do.
-// While its mode changes in stages these are, besides those on drained nodes, as many as the stage lets go, and those
-// that keep a new pod of the stage from a node.
-func (c *scaling) leavers() []*Pod {
+// leavers returns which pods of a controller with a pod on each node may stop now, in order. While the mode changes in
+// stages, these are all pods on drained nodes and on nodes that the stage's new pods need, and as many others as the
+// stage allows.
+func (s *scaling) leavers() []*Pod {
 	var leaving []*Pod
-	for p := range c.s.running() {
-		if _, leaves := c.s.each.leaving[p.Identity]; leaves {
+	for p := range s.f.running() {
+		if _, leaves := s.f.each.leaving[p.Identity]; leaves {
 			leaving = append(leaving, p)
 		}
 	}
-	if !c.s.RC.InStages() {
+	if !s.f.RC.InStages() {
 		return leaving
 	}
-	inTheWay, left := c.inTheWay(leaving), c.mayGo
+	inTheWay, left := s.inTheWay(leaving), s.stopsLeft
 	for _, p := range leaving {
 		if inTheWay[p.Node] {
 			left--
 		}
 	}
 	var going []*Pod
-	for _, r := range removalOrder(c.s, leaving) {
+	for _, r := range removalOrder(s.f, leaving) {
 		switch {
-		case c.s.mustLeave(r.Pod) || inTheWay[r.Node]:
+		case s.f.mustLeave(r.Node) || inTheWay[r.Node]:
 		case left > 0:
 			left--
 		default:
@@ -129,19 +121,19 @@ func (c *scaling) leavers() []*Pod {
 	return going
 }
 
-// inTheWay returns the nodes whose pods go so that new ones of the stage can come, those with the fewest first. Nodes
-// that are free, or will be, come before.
-func (c *scaling) inTheWay(leaving []*Pod) map[string]bool {
-	each, pods := c.s.each, map[string]int{}
+// inTheWay returns the nodes whose pods must stop before the stage's new pods can be placed there, those with the
+// fewest pods first. Nodes that are free, or will be, are used before.
+func (s *scaling) inTheWay(leaving []*Pod) map[string]bool {
+	each, pods := s.f.each, map[string]int{}
 	for _, p := range leaving {
 		pods[p.Node]++
 	}
 	blocked := slices.Clone(each.blocked)
 	slices.SortStableFunc(blocked, func(a, b string) int { return cmp.Compare(pods[a], pods[b]) })
 	free := each.freeing
-	if !c.s.foundNoNodes() {
+	if !s.f.foundNoNodes() {
 		free += len(each.nodes)
 	}
-	n := min(len(blocked), max(0, c.mayCome()-free))
+	n := min(len(blocked), max(0, s.addsInStage()-free))
 	return setOfNodes(blocked[:n])
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rc"
 )
 
-// inStages makes a snapshot one of a controller whose mode changes in stages.
+// inStages makes the mode of a snapshot's controller change in stages.
 func inStages(s *reconcile.Snapshot, limit, keep int, more ...func(*rc.InPlace)) {
 	s.RC.Service, s.Rollout = &rc.Service{Name: "web", Revision: 2}, "R"
 	s.RC.InPlace = &rc.InPlace{Limit: limit, Keep: &keep}
@@ -23,7 +23,7 @@ func inStages(s *reconcile.Snapshot, limit, keep int, more ...func(*rc.InPlace))
 	}
 }
 
-// upgrading gives the controller a new manifest; its pods run the former one.
+// upgrading gives the controller a new manifest. Its pods run the former one.
 func upgrading(s *reconcile.Snapshot) {
 	s.RC.InPlace.From, s.RC.ManifestDigest = "m1", "m2"
 	s.Manifests = map[string]*manifest.Manifest{"m1": s.Manifest}
@@ -45,7 +45,7 @@ func upgradedBy(plan *reconcile.Plan) (ids []int) {
 	return ids
 }
 
-// ofCounts is a controller of so many replicas, with a pod on each of n0 to n3 and so on.
+// ofCounts is a controller with a desired number of replicas, and a pod on each of the given nodes.
 func ofCounts(desired int, on ...string) *reconcile.Snapshot {
 	s := snapshotOf(desired)
 	clear(s.Nodes)
@@ -64,7 +64,14 @@ func podsOn(s *reconcile.Snapshot, on ...string) {
 	}
 }
 
-// notConverged returns what a controller says that is not yet as it should be.
+// side gives pods another role.
+func side(s *reconcile.Snapshot, pods ...int) {
+	for _, i := range pods {
+		s.Pods[i].Role, s.Pods[i].Identity.Role = "side", "side"
+	}
+}
+
+// notConverged returns the reason why a controller has not converged.
 func notConverged(plan *reconcile.Plan) string {
 	for _, c := range plan.Status.Conditions {
 		if c.Type == rc.Converged && !c.True {
@@ -74,16 +81,11 @@ func notConverged(plan *reconcile.Plan) string {
 	return ""
 }
 
-// What a stage of a change to a pod on each of the nodes n0 to n5 lets come, go and be upgraded.
-func TestAStageOfAChangeToEachNode(t *testing.T) {
+// A stage of a change to a pod on each of the nodes n0 to n5 limits which pods are added, stopped and upgraded.
+func TestAStageLimitsAChangeToEachNode(t *testing.T) {
 	t.Parallel()
 	joined := func(on ...string) func(*reconcile.Snapshot) {
 		return func(s *reconcile.Snapshot) { podsOn(s, on...) }
-	}
-	role := func(s *reconcile.Snapshot, pods ...int) {
-		for _, i := range pods {
-			s.Pods[i].Role, s.Pods[i].Identity.Role = "side", "side"
-		}
 	}
 	for name, c := range map[string]struct {
 		limit, keep  int
@@ -91,27 +93,43 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 		more         func(*reconcile.Snapshot)
 		adds, stops  []string
 		upgrades     []int
-		right, later int // pods that are right, and that come with later stages
+		right, later int // pods as the new mode asks for, and pods that come with later stages
 	}{
 		"before the first":     {limit: 0, on: joined("n0", "n1", "n2", "n3"), right: 4, later: 2},
 		"as many as there are": {limit: 4, on: joined("n0", "n1", "n2", "n3"), right: 4, later: 2},
-		"one may come":         {limit: 5, on: joined("n0", "n1", "n2", "n3"), adds: []string{"main.4"}, right: 4, later: 1},
-		"both may":             {limit: 6, on: joined("n0", "n1", "n2", "n3"), adds: []string{"main.4", "main.5"}, right: 4},
-		"more than ask":        {limit: 9, on: joined("n0", "n1", "n2", "n3"), adds: []string{"main.4", "main.5"}, right: 4},
-		"it has come":          {limit: 5, on: joined("n0", "n1", "n2", "n3", "n4"), right: 5, later: 1},
+		"one may come": {
+			limit: 5, on: joined("n0", "n1", "n2", "n3"), adds: []string{"main.4"}, right: 4, later: 1,
+		},
+		"both may": {
+			limit: 6, on: joined("n0", "n1", "n2", "n3"), adds: []string{"main.4", "main.5"}, right: 4,
+		},
+		"more than ask": {
+			limit: 9, on: joined("n0", "n1", "n2", "n3"), adds: []string{"main.4", "main.5"}, right: 4,
+		},
+		"it has come": {limit: 5, on: joined("n0", "n1", "n2", "n3", "n4"), right: 5, later: 1},
 		"the second of a node waits until the others have come": {
 			limit: 5, on: joined("n0", "n0", "n1", "n2", "n3"), adds: []string{"main.5"}, right: 4, later: 1,
 		},
 		"it waits until they serve": {
-			limit: 6, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) { sick(s, 6) }, right: 6,
+			limit: 6, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) {
+				sick(s, 6)
+			}, right: 6,
 		},
-		"and goes then":                     {limit: 6, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), stops: []string{"main.1"}, right: 6},
-		"it stays while the stage keeps it": {limit: 6, keep: 1, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), right: 6},
+		"and goes then": {
+			limit: 6, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), stops: []string{"main.1"}, right: 6,
+		},
+		"it stays while the stage keeps it": {
+			limit: 6, keep: 1, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), right: 6,
+		},
 		"one of two goes": {
-			limit: 6, keep: 1, on: joined("n0", "n0", "n0", "n1", "n2", "n3", "n4", "n5"), stops: []string{"main.2"}, right: 6,
+			limit: 6, keep: 1, on: joined("n0", "n0", "n0", "n1", "n2", "n3", "n4", "n5"), stops: []string{"main.2"},
+			right: 6,
 		},
 		"one that does not serve goes first": {
-			limit: 6, keep: 1, on: joined("n0", "n0", "n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) { sick(s, 1) },
+			limit: 6, keep: 1, on: joined("n0", "n0", "n0", "n1", "n2", "n3", "n4",
+				"n5"), more: func(s *reconcile.Snapshot) {
+				sick(s, 1)
+			},
 			stops: []string{"main.1"}, right: 6,
 		},
 		"one on a drained node goes in any case": {
@@ -122,27 +140,50 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 			},
 			stops: []string{"main.3"}, adds: []string{"main.4"}, right: 3, later: 1,
 		},
-		"one whose node matches no more waits for another": {
-			limit: 4, on: joined("n0", "n1", "n2", "n3"), more: func(s *reconcile.Snapshot) { relabel(s, "n3"); s.RC.MinAvailable = count(0) },
+		"one whose node does not match any more waits for another": {
+			limit: 4, on: joined("n0", "n1", "n2", "n3"), more: func(s *reconcile.Snapshot) {
+				relabel(s, "n3")
+				s.RC.MinAvailable = count(0)
+			},
 			adds: []string{"main.4"}, right: 3, later: 1,
 		},
 		"a new pod gets the new manifest before others do": {
 			limit: 1, on: joined("n0", "n1", "n2", "n3"), more: upgrading, adds: []string{"main.4"}, later: 1,
 		},
+		"no other is upgraded for the stage that the new pod fills": {
+			limit: 1, on: joined("n0", "n1", "n2", "n3"), more: func(s *reconcile.Snapshot) {
+				upgrading(s)
+				s.RC.MinAvailable = count(0)
+			},
+			adds: []string{"main.4"}, later: 1,
+		},
 		"none comes with the former one": {limit: 0, on: joined("n0", "n1", "n2", "n3"), more: upgrading, later: 2},
 		"others wait while it starts": {
-			limit: 3, on: joined("n0", "n1", "n2", "n3", "n4"), more: func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 4); sick(s, 4) },
+			limit: 3, on: joined("n0", "n1", "n2", "n3", "n4"), more: func(s *reconcile.Snapshot) {
+				upgrading(s)
+				upgradedTo(s, 4)
+				sick(s, 4)
+			},
 			adds: []string{"main.5"}, right: 1,
 		},
 		"where none lacks a pod one is upgraded": {
-			limit: 3, on: joined("n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 4, 5) },
+			limit: 3, on: joined("n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) {
+				upgrading(s)
+				upgradedTo(s, 4, 5)
+			},
 			upgrades: []int{0}, right: 2,
 		},
 		"not beyond the limit": {
-			limit: 2, on: joined("n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 4, 5) }, right: 2,
+			limit: 2, on: joined("n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) {
+				upgrading(s)
+				upgradedTo(s, 4, 5)
+			}, right: 2,
 		},
 		"none is taken back": {
-			limit: 0, on: joined("n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 4, 5) }, right: 2,
+			limit: 0, on: joined("n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) {
+				upgrading(s)
+				upgradedTo(s, 4, 5)
+			}, right: 2,
 		},
 		"one that leaves is not upgraded": {
 			limit: 9, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"),
@@ -156,7 +197,11 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 		},
 		"none is upgraded while one is stopped": {
 			limit: 9, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"),
-			more:  func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 0, 2, 3, 4, 5); s.RC.MinAvailable = count(1) },
+			more: func(s *reconcile.Snapshot) {
+				upgrading(s)
+				upgradedTo(s, 0, 2, 3, 4, 5)
+				s.RC.MinAvailable = count(1)
+			},
 			stops: []string{"main.1"}, right: 5,
 		},
 		"one on a drained node is not one that the stage lets go": {
@@ -170,25 +215,31 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 		"where new ones found no node the second of another goes": {
 			limit: 6, on: joined("n0", "n0", "n1", "n2", "n3", "n4"),
 			more: func(s *reconcile.Snapshot) {
-				s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}}}
+				s.Previous = &rc.Status{
+					Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}},
+				}
 			},
 			adds: []string{"main.6"}, stops: []string{"main.1"}, right: 5,
 		},
 		"where new ones found no node one of another role makes room": {
 			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"),
 			more: func(s *reconcile.Snapshot) {
-				role(s, 0, 1, 2, 3, 4)
+				side(s, 0, 1, 2, 3, 4)
 				s.RC.MinAvailable, s.RC.InPlace.Keep = count(0), count(9)
-				s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}}}
+				s.Previous = &rc.Status{
+					Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}},
+				}
 			},
 			adds: []string{"main.0"}, stops: []string{"side.0"},
 		},
 		"no more than one does where the stage keeps none": {
 			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"),
 			more: func(s *reconcile.Snapshot) {
-				role(s, 0, 1, 2, 3, 4)
+				side(s, 0, 1, 2, 3, 4)
 				s.RC.MinAvailable = count(0)
-				s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}}}
+				s.Previous = &rc.Status{
+					Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}},
+				}
 			},
 			adds: []string{"main.0"}, stops: []string{"side.0"},
 		},
@@ -197,25 +248,34 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 			more: func(s *reconcile.Snapshot) {
 				upgrading(s)
 				s.RC.MinAvailable = count(1)
-				s.Previous = &rc.Status{Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}}}
+				s.Previous = &rc.Status{
+					Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}},
+				}
 			},
 			adds: []string{"main.5"}, upgrades: []int{0},
 		},
 		"of another role one makes room": {
-			limit: 1, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) { role(s, 0, 1, 2, 3, 4, 5, 6) },
+			limit: 1, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) {
+				side(s, 0, 1, 2, 3, 4, 5, 6)
+			},
 			stops: []string{"side.2"},
 		},
 		"no other while that stops": {
 			limit: 1, on: joined("n0", "n0", "n1", "n2", "n3", "n4", "n5"), more: func(s *reconcile.Snapshot) {
-				role(s, 0, 1, 2, 3, 4, 5, 6)
+				side(s, 0, 1, 2, 3, 4, 5, 6)
 				s.Pods[2].RunState, s.Pods[2].StoppingSince = pod.Stopped, &s.Now
 			},
 		},
 		"nor where a node is free": {
-			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"), more: func(s *reconcile.Snapshot) { role(s, 0, 1, 2, 3, 4) },
+			limit: 1, on: joined("n0", "n1", "n2", "n3", "n4"), more: func(s *reconcile.Snapshot) {
+				side(s, 0, 1, 2, 3, 4)
+			},
 			adds: []string{"main.0"},
 		},
-		"it is over": {limit: -1, on: joined("n0", "n0", "n1", "n2", "n3"), adds: []string{"main.5", "main.6"}, stops: nil, right: 5},
+		"it is over": {
+			limit: -1, on: joined("n0", "n0", "n1", "n2", "n3"), adds: []string{"main.5", "main.6"}, stops: nil,
+			right: 5,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := eachOf(6)
@@ -231,7 +291,7 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 				t.Errorf("adds %v, want %v", got, c.adds)
 			}
 			for _, id := range plan.Adds {
-				if got := s.DigestOf(id); got != s.RC.ManifestDigest {
+				if got := plan.DigestOf(id); got != s.RC.ManifestDigest {
 					t.Errorf("%s gets %s", id, got)
 				}
 			}
@@ -248,15 +308,16 @@ func TestAStageOfAChangeToEachNode(t *testing.T) {
 			if c.later > 0 {
 				want = fmt.Sprintf(", %d come with later stages", c.later)
 			}
-			if got := notConverged(&plan); strings.Contains(got, "later") != (c.later > 0) || !strings.Contains(got, want) {
-				t.Errorf("it says %q, want %q in it", got, want)
+			if got := notConverged(&plan); strings.Contains(got, "later") != (c.later > 0) ||
+				!strings.Contains(got, want) {
+				t.Errorf("the reason is %q, want %q in it", got, want)
 			}
 		})
 	}
 }
 
-// What a stage of a change from a pod on each of n0 to n5 to counts lets come, go and be upgraded.
-func TestAStageOfAChangeToCounts(t *testing.T) {
+// A stage of a change from a pod on each of n0 to n5 to counts limits which pods are added, stopped and upgraded.
+func TestAStageLimitsAChangeToCounts(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		desired, limit, keep int
@@ -270,7 +331,10 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 		"one goes":     {desired: 4, limit: 4, keep: 1, stops: []string{"main.5"}, right: 6},
 		"both go":      {desired: 4, limit: 4, stops: []string{"main.4", "main.5"}, right: 6},
 		"within the minimum": {
-			desired: 4, limit: 4, more: func(s *reconcile.Snapshot) { sick(s, 0, 1); s.RC.MinAvailable = count(4) }, right: 6,
+			desired: 4, limit: 4, more: func(s *reconcile.Snapshot) {
+				sick(s, 0, 1)
+				s.RC.MinAvailable = count(4)
+			}, right: 6,
 		},
 		"one stays for one that does not serve": {
 			desired: 4, limit: 4, more: func(s *reconcile.Snapshot) { sick(s, 0) }, stops: []string{"main.0"}, right: 6,
@@ -281,21 +345,50 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 		"one comes with the new manifest": {
 			desired: 8, limit: 1, more: upgrading, adds: []string{"main.6"}, later: 1,
 		},
-		"another role goes as the stage says": {
-			desired: 4, limit: 4, keep: 1, more: func(s *reconcile.Snapshot) { s.Pods[5].Role, s.Pods[5].Identity.Role = "side", "side" },
+		"two roles share the limit": {
+			desired: 7, limit: 7, more: func(s *reconcile.Snapshot) {
+				s.RC.ReplicaGroups = append(s.RC.ReplicaGroups, rc.ReplicaGroup{Role: "side", Count: count(1)})
+			}, adds: []string{"main.6"}, right: 6, later: 1,
+		},
+		"another role goes as the stage allows": {
+			desired: 4, limit: 4, keep: 1, more: func(s *reconcile.Snapshot) { side(s, 5) },
 			stops: []string{"main.4"}, right: 5,
+		},
+		"all of another role go": {
+			desired: 3, limit: 3, more: func(s *reconcile.Snapshot) { side(s, 3, 4, 5) },
+			stops: []string{"side.3", "side.4", "side.5"}, right: 3,
+		},
+		"where new ones found no node one of another role makes room": {
+			desired: 6, limit: 6, keep: 1, more: func(s *reconcile.Snapshot) {
+				side(s, 4, 5)
+				s.RC.MinAvailable, s.RC.MaxSurge = count(0), count(2)
+				s.Previous = &rc.Status{
+					Conditions: []rc.Condition{{Type: rc.InsufficientNodes, True: true, Since: s.Now}},
+				}
+			},
+			adds: []string{"main.4", "main.5"}, stops: []string{"side.4"}, right: 4,
 		},
 		"one is upgraded": {desired: 4, limit: 1, keep: 2, more: upgrading, upgrades: []int{0}},
 		"what is upgraded stays, though it changed last": {
-			desired: 4, limit: 1, keep: 1, more: func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 5); s.Pods[5].ChangedAt = s.Now },
+			desired: 4, limit: 1, keep: 1, more: func(s *reconcile.Snapshot) {
+				upgrading(s)
+				upgradedTo(s, 5)
+				s.Pods[5].ChangedAt = s.Now
+			},
 			stops: []string{"main.4"}, right: 1,
 		},
 		"what is upgraded and does not serve stays, too": {
-			desired: 4, limit: 2, keep: 0, more: func(s *reconcile.Snapshot) { upgrading(s); upgradedTo(s, 5); sick(s, 5) },
+			desired: 4, limit: 2, keep: 0, more: func(s *reconcile.Snapshot) {
+				upgrading(s)
+				upgradedTo(s, 5)
+				sick(s, 5)
+			},
 			stops: []string{"main.4"}, right: 1,
 		},
 		"one on a drained node goes, and moves nowhere": {
-			desired: 4, limit: 4, keep: 2, more: func(s *reconcile.Snapshot) { s.Nodes["n2"].Ops.Drain = &node.Drain{Since: s.Now} },
+			desired: 4, limit: 4, keep: 2, more: func(s *reconcile.Snapshot) {
+				s.Nodes["n2"].Ops.Drain = &node.Drain{Since: s.Now}
+			},
 			stops: []string{"main.2"}, right: 6,
 		},
 	} {
@@ -310,7 +403,7 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 				t.Errorf("adds %v, want %v", got, c.adds)
 			}
 			for _, id := range plan.Adds {
-				if got := s.DigestOf(id); got != s.RC.ManifestDigest {
+				if got := plan.DigestOf(id); got != s.RC.ManifestDigest {
 					t.Errorf("%s gets %s", id, got)
 				}
 			}
@@ -324,15 +417,16 @@ func TestAStageOfAChangeToCounts(t *testing.T) {
 				t.Errorf("%d are right, want %d", got, c.right)
 			}
 			want := fmt.Sprintf(", %d come with later stages", c.later)
-			if got := notConverged(&plan); strings.Contains(got, "later") != (c.later > 0) || c.later > 0 && !strings.Contains(got, want) {
-				t.Errorf("it says %q, want %q in it", got, want)
+			if got := notConverged(&plan); strings.Contains(got, "later") != (c.later > 0) ||
+				c.later > 0 && !strings.Contains(got, want) {
+				t.Errorf("the reason is %q, want %q in it", got, want)
 			}
 		})
 	}
 }
 
-// An upgrade in place that nobody is in charge of any more says so where pods stay that are not asked for.
-func TestAChangeOfModeThatWasGivenUpSaysSo(t *testing.T) {
+// An upgrade in place without a rollout in charge is reported if surplus pods are left.
+func TestAnAbandonedChangeOfModeIsReported(t *testing.T) {
 	t.Parallel()
 	for keep, want := range map[int]bool{0: false, 1: true} {
 		s := ofCounts(6-keep, "n0", "n1", "n2", "n3", "n4", "n5")
@@ -342,7 +436,7 @@ func TestAChangeOfModeThatWasGivenUpSaysSo(t *testing.T) {
 		}
 		plan := reconcile.Compute(s)
 		if got := reasonOf(&plan, rc.RolloutGone); (got != "") != want {
-			t.Errorf("with %d beyond those asked for it says %q", keep, got)
+			t.Errorf("with %d surplus pods the reason is %q", keep, got)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package roll is what the owner of a service does for its rollout (ADR 16, ADR 29), apart from reading and writing:
-// what a decision is made from, what it writes, what people are alerted to, and the gates that it asks.
+// Package roll has what a service's owner does for its rollout (ADR 16, ADR 29): the input of a decision, the step that
+// writes it, alerts, and calls of gates. It does not read or write Consul.
 package roll
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// Question is what a gate is asked: the body of the POST.
+// Question is the body of the POST to a gate.
 type Question struct {
 	Service  string        `json:"service"`
 	Rollout  string        `json:"rollout"` // id
@@ -19,46 +19,44 @@ type Question struct {
 	Phase    rollout.Phase `json:"phase"` // before-stage or after-stage
 	Stage    int           `json:"stage"` // from 1
 	Stages   int           `json:"stages"`
-	Revision int64         `json:"revision"` // that gets pods
+	Revision int64         `json:"revision"` // revision that goes up
 	Try      int           `json:"try"`      // from 1
 }
 
-// Ask asks a gate, once; an error is a no. See webhook.Ask.
+// Ask asks a gate once. An error means no. See webhook.Ask.
 type Ask func(ctx context.Context, url string, timeout time.Duration, body any) error
 
-// Gate is the call of one rollout that is under way, or its answer. Calls run beside the looks: an operator can pause
-// or abort meanwhile. The zero value asks nobody.
+// Gate is the gate call of a rollout, under way or answered. Calls do not block looks, so that an operator can pause or
+// abort meanwhile. The zero value has no call.
 type Gate struct {
 	mu  sync.Mutex
-	now *asking // nil: nobody is asked
+	now *call // nil: no call
 }
 
-// asking is one call.
-type asking struct {
+type call struct {
 	rollout string // id
-	call    *rollout.GateCall
-	got     *rollout.GateAnswer // nil: not yet
-	given   bool                // got was, to a look
+	what    *rollout.GateCall
+	answer  *rollout.GateAnswer // nil: none yet
+	given   bool                // a look has got the answer
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when the call has ended
 }
 
-// Answer returns the answer to the last call of a rollout; nil: there is none yet.
+// Answer returns the answer to the last call of a rollout, nil for none yet.
 func (g *Gate) Answer(rolloutID string) *rollout.GateAnswer {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.now == nil || g.now.rollout != rolloutID {
-		return nil // it has been replaced meanwhile
+		return nil // no call, or one of another rollout
 	}
-	g.now.given = g.now.got != nil
-	return g.now.got
+	g.now.given = g.now.answer != nil
+	return g.now.answer
 }
 
-// Stop ends the call. It returns when that has ended.
+// Stop cancels the call, and returns after it has ended.
 func (g *Gate) Stop() { g.put(nil) }
 
-// put replaces the call, and returns when that before has ended.
-func (g *Gate) put(next *asking) {
+func (g *Gate) put(next *call) {
 	g.mu.Lock()
 	before := g.now
 	g.now = nil
@@ -72,51 +70,54 @@ func (g *Gate) put(next *asking) {
 	g.now = next
 }
 
-// under reports whether the same call is being made, or has an answer that no look was given yet: it may have come
-// while a step was written.
-func (g *Gate) under(rolloutID string, call *rollout.GateCall) bool {
+// current reports whether the same call is under way, or has an answer that no look has received yet.
+func (g *Gate) current(rolloutID string, what *rollout.GateCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	a := g.now
-	return a != nil && a.rollout == rolloutID && !a.given && a.call.Phase == call.Phase && a.call.Index == call.Index && a.call.Stage == call.Stage
+	c := g.now
+	return c != nil && c.rollout == rolloutID && !c.given &&
+		c.what.Phase == what.Phase && c.what.Index == what.Index && c.what.Stage == what.Stage
 }
 
-// Call makes the call that a decision asked for, nil for none, and ends any other one. The decision has landed: what an
-// answer said that its look was given is in it. Answered is told when there is an answer.
-func (g *Gate) Call(ctx context.Context, record *rollout.Record, call *rollout.GateCall, ask Ask, answered func(err error)) {
-	if call != nil && g.under(record.ID, call) {
+// Call makes the call that a decision asks for (nil: none), and cancels any other. Write the decision's step before,
+// because Call drops the answer that the look has received. When an answer comes, Call calls answered.
+func (g *Gate) Call(
+	ctx context.Context, record *rollout.Record, what *rollout.GateCall, ask Ask, answered func(err error),
+) {
+	if what != nil && g.current(record.ID, what) {
 		return
 	}
-	if call == nil {
+	if what == nil {
 		g.put(nil)
 		return
 	}
-	a := &asking{rollout: record.ID, call: call, done: make(chan struct{})}
-	ctx, a.cancel = context.WithCancel(ctx)
-	g.put(a)
-	question := questionOf(record, call)
+	c := &call{rollout: record.ID, what: what, done: make(chan struct{})}
+	ctx, c.cancel = context.WithCancel(ctx)
+	g.put(c)
+	question := questionOf(record, what)
 	go func() {
-		defer close(a.done)
-		defer a.cancel()
-		err := contain.Do(func() error { return ask(ctx, call.Hook.URL, call.Timeout, question) }) // what panics is no yes
+		defer close(c.done)
+		defer c.cancel()
+		// A panic becomes an error, and an error means no.
+		err := contain.Do(func() error { return ask(ctx, what.Hook.URL, what.Timeout, question) })
 		if ctx.Err() != nil {
-			return // nobody waits for it any more
+			return // the call was cancelled
 		}
-		got := &rollout.GateAnswer{Phase: call.Phase, Index: call.Index, Stage: call.Stage}
+		answer := &rollout.GateAnswer{Phase: what.Phase, Index: what.Index, Stage: what.Stage}
 		if err != nil {
-			got.Error = err.Error()
+			answer.Error = err.Error()
 		}
 		g.mu.Lock()
-		a.got = got
+		c.answer = answer
 		g.mu.Unlock()
 		answered(err)
 	}()
 }
 
-func questionOf(record *rollout.Record, call *rollout.GateCall) Question {
+func questionOf(record *rollout.Record, what *rollout.GateCall) Question {
 	q := Question{
 		Service: record.Service, Rollout: record.ID, Strategy: record.Strategy,
-		Phase: call.Phase, Stage: call.Stage, Stages: call.Stages, Try: 1,
+		Phase: what.Phase, Stage: what.Stage, Stages: what.Stages, Try: 1,
 	}
 	if up := record.Upward(); up != nil {
 		q.Revision = up.Rev

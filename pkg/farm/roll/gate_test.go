@@ -14,13 +14,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/rollout"
 )
 
-// hook is a gate that a test answers for.
+// hook is a gate for which the test answers.
 type hook struct {
 	asked   []string // questions, as texts
 	ended   []string // how calls ended: "cancelled" or the answer
-	told    []error  // by Gate, about answers
+	results []error  // with which Gate called answered
 	answers chan error
-	lingers time.Duration // for which a call that is cancelled goes on
+	lingers time.Duration // how long a call goes on after it was cancelled
 	timeout time.Duration // of the last call
 	url     string
 }
@@ -48,7 +48,7 @@ func (h *hook) ask(ctx context.Context, url string, timeout time.Duration, body 
 func (h *hook) call(t *testing.T, g *roll.Gate, id string, call *rollout.GateCall) {
 	t.Helper()
 	record := rollout.Record{ID: id, Service: "web", Gate: &rollout.Gate{Tries: 1}}
-	g.Call(t.Context(), &record, call, h.ask, func(err error) { h.told = append(h.told, err) })
+	g.Call(t.Context(), &record, call, h.ask, func(err error) { h.results = append(h.results, err) })
 	synctest.Wait()
 }
 
@@ -66,14 +66,14 @@ func before(stage int) *rollout.GateCall {
 	}
 }
 
-// A gate is asked once for each call; the same call that is under way is not made again.
+// The gate is asked once for each call. A call that is under way is not repeated.
 func TestAGateIsAskedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g, h := &roll.Gate{}, newHook()
 		defer g.Stop()
 		if g.Answer("one") != nil {
-			t.Error("an answer before a call")
+			t.Error("there is an answer before a call")
 		}
 		for range 3 {
 			h.call(t, g, "one", before(1))
@@ -90,14 +90,14 @@ func TestAGateIsAskedOnce(t *testing.T) {
 		if got := g.Answer("one"); got == nil || *got != (rollout.GateAnswer{Phase: rollout.BeforeStage, Stage: 1}) {
 			t.Errorf("the answer is %+v", got)
 		}
-		if len(h.told) != 1 || h.told[0] != nil {
-			t.Errorf("told %v", h.told)
+		if len(h.results) != 1 || h.results[0] != nil {
+			t.Errorf("results %v, want one without an error", h.results)
 		}
 	})
 }
 
-// What a gate is asked says all that it needs to know.
-func TestTheQuestion(t *testing.T) {
+// The question to a gate has all that the gate needs to know.
+func TestTheQuestionToAGate(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		record rollout.Record
@@ -113,11 +113,11 @@ func TestTheQuestion(t *testing.T) {
 				Revision: 4, Try: 1,
 			},
 		},
-		"a later one, nothing goes up": {
-			rollout.Record{ID: "one", Gate: &rollout.Gate{Tries: 2}, Revisions: []rollout.Revision{{
-				Rev:       3,
-				Direction: rollout.Down,
-			}}},
+		"a later try, no revision goes up": {
+			rollout.Record{
+				ID: "one", Gate: &rollout.Gate{Tries: 2},
+				Revisions: []rollout.Revision{{Rev: 3, Direction: rollout.Down}},
+			},
 			roll.Question{Rollout: "one", Phase: rollout.BeforeStage, Stage: 2, Stages: 5, Try: 3},
 		},
 	} {
@@ -132,8 +132,8 @@ func TestTheQuestion(t *testing.T) {
 	}
 }
 
-// Whatever a gate's call ends with but nil is a no, a panic too.
-func TestANo(t *testing.T) {
+// Any error of a gate's call means no. So does a panic.
+func TestAnErrorOfAGateMeansNo(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{"not yet": "not yet", "panic": "the gate has fallen"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -145,16 +145,16 @@ func TestANo(t *testing.T) {
 			if got := g.Answer("one"); got == nil || !strings.Contains(got.Error, want) {
 				t.Errorf("%s: the answer is %+v", text, got)
 			}
-			if len(h.told) != 1 || h.told[0] == nil {
-				t.Errorf("%s: told %v", text, h.told)
+			if len(h.results) != 1 || h.results[0] == nil {
+				t.Errorf("%s: results %v, want one error", text, h.results)
 			}
 		})
 	}
 }
 
-// Another call replaces the one under way, which is cancelled and has ended before the next one is made. Its answer is
-// never given.
-func TestACallIsReplaced(t *testing.T) {
+// A new call cancels the call under way, and is made after that call has ended. No look gets the answer of a cancelled
+// call.
+func TestAnotherCallReplacesTheOneUnderWay(t *testing.T) {
 	t.Parallel()
 	const lingers = 3 * time.Second
 	next := before(1)
@@ -164,7 +164,7 @@ func TestACallIsReplaced(t *testing.T) {
 	for name, tt := range map[string]struct {
 		id    string
 		call  *rollout.GateCall
-		asked string // "": nobody
+		asked string // "": no call
 	}{
 		"by another stage":   {"one", before(2), "one before-stage 2 try 2"},
 		"by another gate":    {"one", next, "one before-stage 1 try 2"},
@@ -189,16 +189,17 @@ func TestACallIsReplaced(t *testing.T) {
 			}
 			h.expect(t, name+": asked", h.asked, want...)
 			for _, id := range []string{"one", "two"} {
-				if got := g.Answer(id); got != nil || len(h.told) > 0 {
-					t.Errorf("%s: %s has the answer %+v, told %v", name, id, got, h.told)
+				if got := g.Answer(id); got != nil || len(h.results) > 0 {
+					t.Errorf("%s: %s has the answer %+v, results %v", name, id, got, h.results)
 				}
 			}
 		})
 	}
 }
 
-// An answer is of the rollout whose call it was. The next call after an answer that was taken is made, be it the same.
-func TestAnAnswerIsOfItsRollout(t *testing.T) {
+// Only the rollout that made the call gets its answer. After a look has got the answer, the same call can be made
+// again.
+func TestOnlyTheCallingRolloutGetsTheAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g, h := &roll.Gate{}, newHook()
@@ -207,9 +208,9 @@ func TestAnAnswerIsOfItsRollout(t *testing.T) {
 		h.answers <- errors.New("no")
 		synctest.Wait()
 		if got := g.Answer("two"); got != nil {
-			t.Errorf("another rollout is given %+v", got)
+			t.Errorf("another rollout gets %+v", got)
 		}
-		for range 2 { // a step that did not land is decided again
+		for range 2 { // a step that was not written is decided again
 			if got := g.Answer("one"); got == nil || got.Error != "no" {
 				t.Errorf("the answer is %+v", got)
 			}
@@ -217,14 +218,14 @@ func TestAnAnswerIsOfItsRollout(t *testing.T) {
 		h.call(t, g, "one", before(1))
 		h.expect(t, "asked", h.asked, "one before-stage 1 try 2", "one before-stage 1 try 2")
 		if got := g.Answer("one"); got != nil {
-			t.Errorf("the answer of the try before is given: %+v", got)
+			t.Errorf("there is the answer of the earlier try: %+v", got)
 		}
 	})
 }
 
-// An answer that comes after a look has asked for it, while that look's step is written, is that of the call which the
-// step asks for. The gate is not asked a second time, and the next look is given the answer.
-func TestAnAnswerThatComesDuringAStep(t *testing.T) {
+// An answer may come while a step is written that asks for the same call. Then the gate is not asked again, and the
+// next look gets the answer.
+func TestAnAnswerDuringAStepIsForTheNextLook(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g, h := &roll.Gate{}, newHook()
@@ -243,9 +244,8 @@ func TestAnAnswerThatComesDuringAStep(t *testing.T) {
 	})
 }
 
-// Stop ends the call and waits for it; there is no answer afterwards, and nobody is told. Where nobody is asked it
-// does nothing.
-func TestStop(t *testing.T) {
+// Stop cancels the call and waits for its end. There is no answer afterwards. Without a call Stop does nothing.
+func TestStopEndsTheCallAndWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g, h := &roll.Gate{}, newHook()
@@ -255,35 +255,36 @@ func TestStop(t *testing.T) {
 		began := time.Now()
 		g.Stop()
 		h.expect(t, "ended", h.ended, "cancelled")
-		if g.Answer("one") != nil || len(h.told) > 0 || time.Since(began) != time.Second {
-			t.Errorf("answered %+v, told %v, after %s", g.Answer("one"), h.told, time.Since(began))
+		if g.Answer("one") != nil || len(h.results) > 0 || time.Since(began) != time.Second {
+			t.Errorf("answered %+v, results %v, after %s", g.Answer("one"), h.results, time.Since(began))
 		}
 		h.call(t, g, "one", before(1)) // the next owner's
 		h.answers <- nil
 		synctest.Wait()
 		if g.Answer("one") == nil {
-			t.Error("no answer after a stop")
+			t.Error("no answer to a call after a stop")
 		}
 		g.Stop()
 		if g.Answer("one") != nil {
-			t.Error("the answer outlives a stop")
+			t.Error("there is an answer after a stop")
 		}
 	})
 }
 
-// A call ends with the look's context, and answers nothing then.
+// A call ends with the look's context, and has no answer then.
 func TestACallEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g, h := &roll.Gate{}, newHook()
 		ctx, cancel := context.WithCancel(t.Context())
-		g.Call(ctx, &rollout.Record{ID: "one"}, before(1), h.ask, func(err error) { h.told = append(h.told, err) })
+		g.Call(ctx,
+			&rollout.Record{ID: "one"}, before(1), h.ask, func(err error) { h.results = append(h.results, err) })
 		synctest.Wait()
 		cancel()
 		synctest.Wait()
 		h.expect(t, "ended", h.ended, "cancelled")
-		if g.Answer("one") != nil || len(h.told) > 0 {
-			t.Errorf("answered %+v, told %v", g.Answer("one"), h.told)
+		if g.Answer("one") != nil || len(h.results) > 0 {
+			t.Errorf("answered %+v, results %v", g.Answer("one"), h.results)
 		}
 		g.Stop()
 	})

@@ -11,8 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Metrics is what the owners of a farm count of rollouts. It outlives sessions. Every label value exists from the
-// start, and none names a service.
+// Metrics are a farm's metrics of rollouts. They outlive sessions. Every label value exists from the start, and none
+// contains the name of a service.
 type Metrics struct {
 	running             *prometheus.GaugeVec
 	steps, ended, gates *prometheus.CounterVec
@@ -20,7 +20,7 @@ type Metrics struct {
 	panics              prometheus.Counter
 
 	mu     sync.Mutex
-	states map[string]rollout.State // by unit, of those that this farm owns
+	states map[string]rollout.State // by unit, for the rollouts that this farm owns
 }
 
 var (
@@ -28,7 +28,6 @@ var (
 	endStates  = []rollout.State{rollout.Done, rollout.Aborted, rollout.Failed}
 )
 
-// What gates answer.
 const (
 	gateAgreed = "agreed"
 	gateNo     = "failed"
@@ -37,23 +36,26 @@ const (
 // stageBuckets are in seconds.
 var stageBuckets = []float64{.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800}
 
-// NewMetrics makes and registers the metrics of rollouts.
+// NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := obs.NewMeter(reg, "rollout")
 	return &Metrics{
 		states:  map[string]rollout.State{},
 		running: obs.Gauges(m, "running", "Rollouts that this farm carries out.", "state", liveStates...),
-		steps:   obs.Counters(m, "steps_total", "Writes of rollouts, by how Consul answered: committed, refused (read and decided again), unknown (the fence is bumped first), error.", "outcome", append(store.Failures, "committed")...),
-		ended:   obs.Counters(m, "ended_total", "Rollouts that this farm has ended.", "state", endStates...),
-		gates:   obs.Counters(m, "gate_calls_total", "Calls of gates, by what came of them.", "answer", gateAgreed, gateNo),
-		panics:  m.Counter("panics_total", "Looks at a rollout that panicked, which is a defect: the rollout cannot be worked on, others go on."),
-		stage:   m.Histogram("stage_duration_seconds", "How long a stage took, gates and delay included.", stageBuckets),
+		steps: obs.Counters(m, "steps_total",
+			"Writes of rollouts, by result: committed, refused (read and decided again), "+
+				"unknown (the fence is bumped first), error.",
+			"outcome", append(store.Failures, "committed")...),
+		ended: obs.Counters(m, "ended_total", "Rollouts that this farm has ended.", "state", endStates...),
+		gates: obs.Counters(m, "gate_calls_total", "Calls of gates, by result.", "answer", gateAgreed, gateNo),
+		panics: m.Counter("panics_total",
+			"Looks at a rollout that panicked, which is a defect: the rollout cannot be worked on, others go on."),
+		stage: m.Histogram("stage_duration_seconds", "How long a stage took, including gates and delay.", stageBuckets),
 	}
 }
 
-// Carries notes in which state the rollout of a unit is that this farm owns; "": it has none, or the unit is not the
-// farm's any more.
-func (m *Metrics) Carries(unit string, state rollout.State) {
+// SetState notes the state of a unit's rollout; "": it has none, or this farm does not own it any more.
+func (m *Metrics) SetState(unit string, state rollout.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.states[unit] == state {
@@ -66,7 +68,7 @@ func (m *Metrics) Carries(unit string, state rollout.State) {
 	m.publish()
 }
 
-// Reset forgets what the farm owned under an earlier session.
+// Reset forgets the rollouts of an earlier session.
 func (m *Metrics) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -74,7 +76,7 @@ func (m *Metrics) Reset() {
 	m.publish()
 }
 
-// publish counts by state. The caller holds the mutex.
+// publish needs the mutex.
 func (m *Metrics) publish() {
 	count := map[rollout.State]int{}
 	for _, state := range m.states {
@@ -85,7 +87,7 @@ func (m *Metrics) publish() {
 	}
 }
 
-// Stepped counts one write and, when it landed, the stage or the rollout that it ended.
+// Stepped counts one write and, if it succeeded, the stage or rollout that it ended.
 func (m *Metrics) Stepped(before *rollout.Record, d *rollout.Decision, now time.Time, err error) {
 	m.steps.WithLabelValues(store.Outcome(err, "committed")).Inc()
 	if err != nil {

@@ -14,27 +14,28 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// Seen is what a step is decided from: the unit as it was read, and what its owner found besides.
+// Seen is the input of a step.
 type Seen struct {
 	Unit    *store.Unit
 	Schema  store.Rec[store.Schema]
 	Breaker store.Rec[store.Breaker]
-	// Found are the statuses of the controllers as the passes of this look found them, by id: of no generation, so that
-	// nothing relies on it, where a pass failed or ended early. Of others the stored one counts.
+	// Found has the statuses that this look's passes computed, by controller. A pass that failed or ended early leaves
+	// a status without a generation, so that no decision relies on it. For other controllers the stored status is used.
 	Found map[string]*rc.Status
-	// Ran are what nodes report of the pod that runs once, where the rollout has one.
+	// Ran is the nodes' reports of the pod that runs once before the deployment.
 	Ran     []pod.Reality
 	Now     time.Time
 	Watched time.Duration // how long the owner has seen the rollout without progress
 	Gate    *rollout.GateAnswer
-	Version string // the version gate; "" where it is not known
+	Version string // the version gate; "": not known
 }
 
-// Observe is what a decision about the rollout is made from.
+// Observe returns the input of a decision.
 func Observe(s *Seen) rollout.Observed {
 	r := &s.Unit.Rollout.Value
 	o := rollout.Observed{
-		Now: s.Now.UTC(), Watched: &s.Watched, Epoch: s.Schema.Value.Epoch, Gate: s.Gate, Revisions: map[string]rollout.Seen{},
+		Now: s.Now.UTC(), Watched: &s.Watched, Epoch: s.Schema.Value.Epoch, Gate: s.Gate,
+		Revisions: map[string]rollout.Seen{},
 	}
 	switch b := &s.Breaker; {
 	case b.Index == 0:
@@ -46,7 +47,7 @@ func Observe(s *Seen) rollout.Observed {
 		}
 	}
 	ids := field.Each(r.Revisions, func(of rollout.Revision) string { return of.RC })
-	for _, id := range ids { // one that is not there is empty; of those that cannot be read nothing is known
+	for _, id := range ids { // a controller that is gone gets an empty entry; an unreadable controller gets none
 		h := s.Unit.Heads[id]
 		switch {
 		case h == nil || !h.Exists():
@@ -61,7 +62,6 @@ func Observe(s *Seen) rollout.Observed {
 	return o
 }
 
-// statusOf returns the status of a controller, nil where there is none.
 func (s *Seen) statusOf(id string) *rc.Status {
 	if st := s.Found[id]; st != nil {
 		return st
@@ -72,8 +72,8 @@ func (s *Seen) statusOf(id string) *rc.Status {
 	return nil
 }
 
-// StepOf returns what a decision writes, nil for nothing. The owner adds its fence. While the version gate does not
-// allow it the record does not say that the rollout is stuck, so that a step which says nothing else is none.
+// StepOf returns the step that writes a decision, without the owner's fence; nil: there is nothing to write. It leaves
+// out the field stuck if the version gate does not allow it.
 func StepOf(s *Seen, d *rollout.Decision, who string) *store.RolloutStep {
 	if f := feature.Known.Named("stuck"); d.Record.Stuck != "" && s.Version != "" && feature.After(f.Since, s.Version) {
 		d.Record.Stuck = ""
@@ -82,7 +82,9 @@ func StepOf(s *Seen, d *rollout.Decision, who string) *store.RolloutStep {
 	if !d.Write && !d.Ended && len(d.RCs)+len(d.Delete)+len(d.Audit) == 0 && d.Alert == "" {
 		return nil
 	}
-	step := &store.RolloutStep{Unit: s.Unit, Schema: s.Schema.Index, Breaker: s.Breaker.Index, RCs: withDeleted(s, d, who), Ended: d.Ended}
+	step := &store.RolloutStep{
+		Unit: s.Unit, Schema: s.Schema.Index, Breaker: s.Breaker.Index, RCs: withDeleted(s, d, who), Ended: d.Ended,
+	}
 	if d.Write || d.Ended {
 		step.Record, step.Over = &d.Record, goesOn(&d.Record)
 	}
@@ -91,18 +93,21 @@ func StepOf(s *Seen, d *rollout.Decision, who string) *store.RolloutStep {
 		step.Audit = &a
 	}
 	if d.Alert != "" {
-		step.Trouble = &store.RolloutTrouble{Rollout: d.Record.ID, Reason: field.Cut(d.Alert, rc.MaxReason), Ended: d.Ended}
+		step.Trouble = &store.RolloutTrouble{
+			Rollout: d.Record.ID, Reason: field.Cut(d.Alert, rc.MaxReason), Ended: d.Ended,
+		}
 	}
 	return step
 }
 
-// withDeleted returns the controllers that a decision changes, those with it that only get the deletion mark.
+// withDeleted returns the controllers that a decision changes or deletes.
 func withDeleted(s *Seen, d *rollout.Decision, who string) []rc.RC {
 	all := slices.Clone(d.RCs)
 	now := s.Now.UTC()
 	for _, id := range d.Delete {
 		h := s.Unit.Heads[id]
-		if h == nil || h.Err != nil || h.RC.Value.DeletedAt != nil || slices.ContainsFunc(d.RCs, func(r rc.RC) bool { return r.ID == id }) {
+		changed := slices.ContainsFunc(d.RCs, func(r rc.RC) bool { return r.ID == id })
+		if h == nil || h.Err != nil || h.RC.Value.DeletedAt != nil || changed {
 			continue
 		}
 		gone := h.RC.Value
@@ -119,7 +124,6 @@ func withDeleted(s *Seen, d *rollout.Decision, who string) []rc.RC {
 	return all
 }
 
-// deedOf is what an audit record calls a step.
 func deedOf(d *rollout.Decision) string {
 	if !d.Ended {
 		return "rollout"
@@ -134,7 +138,7 @@ func deedOf(d *rollout.Decision) string {
 	}
 }
 
-// rcOf is the controller that an audit record is about: that of the revision which gets pods.
+// rcOf returns the controller that the audit record is about: the one that goes up, else the last.
 func rcOf(d *rollout.Decision) string {
 	if up := d.Record.Upward(); up != nil {
 		return up.RC
@@ -142,8 +146,7 @@ func rcOf(d *rollout.Decision) string {
 	return d.Record.Revisions[len(d.Record.Revisions)-1].RC
 }
 
-// ranOnce is what the status of a controller of one pod, which is never started again, and what its node reports, say
-// about its run; nil: nothing yet.
+// ranOnce returns the result of a pod that runs once, nil for none yet.
 func ranOnce(st *rc.Status, realities []pod.Reality) *rollout.PreDeployed {
 	if st != nil && st.Lost > 0 {
 		return &rollout.PreDeployed{Lost: true}
@@ -169,25 +172,22 @@ func ranOnce(st *rc.Status, realities []pod.Reality) *rollout.PreDeployed {
 	return nil
 }
 
-// CannotWork is how the reason begins why nothing moves where a look at the rollout panicked.
-const CannotWork = "it cannot be worked on: "
-
-// Stopped is the step that says in the record why a rollout cannot be worked on, nil where it says so already.
+// Stopped returns the step that records why a rollout cannot be worked on, nil if it is recorded.
 func Stopped(u *store.Unit, schema, breaker uint64, why string) *store.RolloutStep {
-	reason := field.Cut(CannotWork+why, rc.MaxReason)
+	reason := field.Cut(rc.CannotWork+why, rc.MaxReason)
 	next := u.Rollout.Value
 	if next.BlockedReason == reason {
 		return nil
 	}
 	next.BlockedReason = reason
 	return &store.RolloutStep{
-		Unit: u, Schema: schema, Breaker: breaker, Record: &next, Trouble: &store.RolloutTrouble{Rollout: next.ID, Reason: reason},
+		Unit: u, Schema: schema, Breaker: breaker, Record: &next,
+		Trouble: &store.RolloutTrouble{Rollout: next.ID, Reason: reason},
 	}
 }
 
-// Trouble returns what people are to be alerted to about the rollout of a unit, "" for nothing. What a step wrote
-// stands while the rollout is paused, rolls back, or cannot be worked on; and once it has ended, until another one
-// begins.
+// Trouble returns the text with which to alert people about a unit's rollout, "" for none. Recorded trouble is valid
+// while the rollout is paused, rolls back or cannot be worked on, and after its end until another rollout begins.
 func Trouble(u *store.Unit) string {
 	t, r := &u.Trouble, &u.Rollout.Value
 	switch {
@@ -197,17 +197,14 @@ func Trouble(u *store.Unit) string {
 		return ""
 	case u.Rollout.Index == 0 && t.Value.Ended:
 		return t.Value.Reason
-	case u.Rollout.Index == 0 || r.ID != t.Value.Rollout:
-		return ""
-	case goesOn(r):
+	case u.Rollout.Index == 0 || r.ID != t.Value.Rollout || goesOn(r):
 		return ""
 	}
 	return t.Value.Reason
 }
 
-// goesOn reports whether a rollout moves, or waits for what it should wait for, so that nothing of it is for people to
-// mend.
+// goesOn reports whether a rollout moves or waits as intended, so that people need not act.
 func goesOn(r *rollout.Record) bool {
 	return (r.State == rollout.Progressing || r.State == rollout.WaitingForPromote) &&
-		!strings.HasPrefix(r.BlockedReason, CannotWork)
+		!strings.HasPrefix(r.BlockedReason, rc.CannotWork)
 }

@@ -38,7 +38,7 @@ func headOf(r rc.RC, st *rc.Status) *store.Head {
 	return &store.Head{RC: store.Rec[rc.RC]{Value: r, Index: 20}, Status: st}
 }
 
-// seen is a unit with two revisions that both have a stored status, and a rollout from the first to the second.
+// seen returns a unit with two revisions and a rollout from the first to the second. Both have a stored status.
 func seen() *roll.Seen {
 	record := rollout.Record{ID: "one", Service: "web", State: rollout.Progressing, Revisions: []rollout.Revision{
 		{RC: web1, Rev: 1, Direction: rollout.Down}, {RC: web2, Rev: 2, Direction: rollout.Up},
@@ -57,9 +57,9 @@ func seen() *roll.Seen {
 	}
 }
 
-// A decision sees each revision as it is: the status that the last pass has found comes before the stored one, a
-// controller that is gone is empty, and one that cannot be read is not there at all.
-func TestObserveRevisions(t *testing.T) {
+// A decision uses the status that the last pass computed rather than the stored one. A controller that is gone has an
+// empty entry, and an unreadable controller has no entry.
+func TestADecisionSeesEachRevision(t *testing.T) {
 	t.Parallel()
 	found := &rc.Status{RCID: web2, Available: 3}
 	for name, tt := range map[string]struct {
@@ -69,22 +69,23 @@ func TestObserveRevisions(t *testing.T) {
 		"the stored status": {func(*roll.Seen) {}, &rollout.Seen{
 			RC: controller(web2, 2, 5), Status: &rc.Status{RCID: web2, Available: 2},
 		}},
-		"the status that was found": {func(s *roll.Seen) { s.Found[web2] = found }, &rollout.Seen{
+		"the status of the last pass": {func(s *roll.Seen) { s.Found[web2] = found }, &rollout.Seen{
 			RC: controller(web2, 2, 5), Status: found,
 		}},
-		"a pass that found none": {func(s *roll.Seen) { s.Found[web2] = nil }, &rollout.Seen{
+		"a pass without a status": {func(s *roll.Seen) { s.Found[web2] = nil }, &rollout.Seen{
 			RC: controller(web2, 2, 5), Status: &rc.Status{RCID: web2, Available: 2},
 		}},
-		"no status": {func(s *roll.Seen) { s.Unit.Heads[web2].Status = nil }, &rollout.Seen{RC: controller(web2, 2, 5)}},
-		"nothing":   {func(s *roll.Seen) { delete(s.Unit.Heads, web2) }, &rollout.Seen{}},
+		"no status": {
+			func(s *roll.Seen) { s.Unit.Heads[web2].Status = nil }, &rollout.Seen{RC: controller(web2, 2, 5)},
+		},
+		"gone":      {func(s *roll.Seen) { delete(s.Unit.Heads, web2) }, &rollout.Seen{}},
 		"only pods": {func(s *roll.Seen) { s.Unit.Heads[web2] = &store.Head{Err: store.ErrNotFound} }, &rollout.Seen{}},
 		"unreadable": {func(s *roll.Seen) {
-			s.Unit.Heads[web2].Err = &store.CorruptError{
-				Key: "rcs/x",
-				Err: errors.New("bad"),
-			}
+			s.Unit.Heads[web2].Err = &store.CorruptError{Key: "rcs/x", Err: errors.New("bad")}
 		}, nil},
-		"not of both": {func(s *roll.Seen) { s.Unit.Rollout.Value.Revisions = s.Unit.Rollout.Value.Revisions[:1] }, nil},
+		"not in the rollout": {
+			func(s *roll.Seen) { s.Unit.Rollout.Value.Revisions = s.Unit.Rollout.Value.Revisions[:1] }, nil,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -93,34 +94,36 @@ func TestObserveRevisions(t *testing.T) {
 			o := roll.Observe(s)
 			got, there := o.Revisions[web2]
 			if there != (tt.want != nil) || there && !reflect.DeepEqual(got, *tt.want) {
-				t.Errorf("it is there: %t, as %+v", there, got)
+				t.Errorf("the second revision is there: %t, as %+v", there, got)
 			}
 			if first := o.Revisions[web1]; first.RC.ID != web1 || first.Status.Available != 1 {
-				t.Errorf("the other one is %+v", first)
+				t.Errorf("the first revision is %+v", first)
 			}
-			if o.Now != noon.UTC() || o.Now.Location() != time.UTC || *o.Watched != watchedForAll || o.Epoch != theEpoch ||
-				o.Gate != nil {
+			if o.Now != noon.UTC() || o.Now.Location() != time.UTC || *o.Watched != watchedForAll ||
+				o.Epoch != theEpoch || o.Gate != nil {
 				t.Errorf("observed %+v", o)
 			}
 		})
 	}
 }
 
-// A rollout moves only while a breaker that can be read says that it may.
-func TestObserveBreaker(t *testing.T) {
+// A rollout moves only if the breaker's record is readable and the breaker is not tripped.
+func TestADecisionSeesTheBreaker(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		breaker store.Rec[store.Breaker]
 		want    string
 	}{
-		"none":     {store.Rec[store.Breaker]{}, "its record is missing, or cannot be read"},
-		"it holds": {store.Rec[store.Breaker]{Index: 1}, ""},
+		"none":        {store.Rec[store.Breaker]{}, "its record is missing, or cannot be read"},
+		"not tripped": {store.Rec[store.Breaker]{Index: 1}, ""},
 		"tripped": {
 			store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Tripped: true, Reason: "too many"}},
 			"too many",
 		},
-		"tripped, no reason": {store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Tripped: true}}, "it is tripped"},
-		"it was tripped":     {store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Reason: "too many"}}, ""},
+		"tripped, no reason": {
+			store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Tripped: true}}, "it is tripped",
+		},
+		"it was tripped": {store.Rec[store.Breaker]{Index: 1, Value: store.Breaker{Reason: "too many"}}, ""},
 	} {
 		s := seen()
 		s.Breaker = tt.breaker
@@ -130,8 +133,8 @@ func TestObserveBreaker(t *testing.T) {
 	}
 }
 
-// The answer of a gate reaches the decision.
-func TestObserveGate(t *testing.T) {
+// A decision sees the answer of the gate.
+func TestADecisionSeesTheAnswerOfTheGate(t *testing.T) {
 	t.Parallel()
 	s := seen()
 	s.Gate = &rollout.GateAnswer{Stage: 2, Error: "no"}
@@ -140,9 +143,9 @@ func TestObserveGate(t *testing.T) {
 	}
 }
 
-// What became of the pod that runs once follows from its controller's status and from what its node reports. A lost
-// node comes first: what it reported before may not be all that happened.
-func TestObservePreDeploy(t *testing.T) {
+// The result of the pod that runs once follows from its controller's status and its node's reports. A lost node comes
+// first, because its last report may not be the end of the run.
+func TestADecisionSeesTheResultOfThePreDeployPod(t *testing.T) {
 	t.Parallel()
 	ended := func(e pod.Exit) []pod.Reality {
 		return []pod.Reality{{State: pod.StateStarting}, {LastExit: &e, LogTail: "the end"}}
@@ -155,16 +158,20 @@ func TestObservePreDeploy(t *testing.T) {
 		ran    []pod.Reality
 		want   *rollout.PreDeployed
 	}{
-		"nothing yet":       {nil, nil, nil},
-		"it is placed":      {&rc.Status{Placed: 1}, nil, nil},
-		"it runs":           {&rc.Status{Placed: 1}, []pod.Reality{{State: pod.StateReady}}, nil},
-		"it succeeds":       {nil, ended(pod.Exit{}), &rollout.PreDeployed{Finished: true, Tail: "the end"}},
-		"an exit code":      {nil, ended(pod.Exit{Code: 3}), &rollout.PreDeployed{Finished: true, Exit: 3, Tail: "the end"}},
-		"success and words": {failing(true), ended(pod.Exit{}), &rollout.PreDeployed{Finished: true, Tail: "the end"}},
+		"nothing yet":  {nil, nil, nil},
+		"it is placed": {&rc.Status{Placed: 1}, nil, nil},
+		"it runs":      {&rc.Status{Placed: 1}, []pod.Reality{{State: pod.StateReady}}, nil},
+		"it succeeds":  {nil, ended(pod.Exit{}), &rollout.PreDeployed{Finished: true, Tail: "the end"}},
+		"an exit code": {
+			nil, ended(pod.Exit{Code: 3}), &rollout.PreDeployed{Finished: true, Exit: 3, Tail: "the end"},
+		},
+		"success, and an error": {
+			failing(true), ended(pod.Exit{}), &rollout.PreDeployed{Finished: true, Tail: "the end"},
+		},
 		"a signal": {nil, ended(pod.Exit{Code: 0, Signal: "SIGKILL"}), &rollout.PreDeployed{
 			Finished: true, Exit: -1, Tail: "the end", Failed: "it ended by SIGKILL",
 		}},
-		"nobody knows": {nil, ended(pod.Exit{Code: 0, Unknown: true}), &rollout.PreDeployed{
+		"an unknown end": {nil, ended(pod.Exit{Code: 0, Unknown: true}), &rollout.PreDeployed{
 			Finished: true, Exit: -1, Tail: "the end",
 			Failed: "it ended; how is not known, because an earlier supervisor had started it",
 		}},
@@ -194,9 +201,9 @@ func TestObservePreDeploy(t *testing.T) {
 	}
 }
 
-// A decision that says nothing writes nothing; each thing that it says is written, with the indices that it was made
-// from.
-func TestStepOf(t *testing.T) {
+// A decision without a change writes nothing. Each change is written, with the indices of the records that the decision
+// has read.
+func TestAStepWritesWhatTheDecisionChanges(t *testing.T) {
 	t.Parallel()
 	next := func(state rollout.State) rollout.Record {
 		r := seen().Unit.Rollout.Value
@@ -216,13 +223,15 @@ func TestStepOf(t *testing.T) {
 		none     bool
 		record   *rollout.Record
 		ended    bool
-		rcs      []string // id and who
+		rcs      []string // id, and who changed it
 		audit    audit
 		trouble  *store.RolloutTrouble
 	}{
-		"nothing":        {decision: rollout.Decision{Record: progressing}, none: true},
-		"a look, a gate": {decision: rollout.Decision{Record: progressing, Again: 1, Gate: &rollout.GateCall{}}, none: true},
-		"the record":     {decision: rollout.Decision{Record: progressing, Write: true}, record: &progressing},
+		"nothing": {decision: rollout.Decision{Record: progressing}, none: true},
+		"a look, a gate": {
+			decision: rollout.Decision{Record: progressing, Again: 1, Gate: &rollout.GateCall{}}, none: true,
+		},
+		"the record": {decision: rollout.Decision{Record: progressing, Write: true}, record: &progressing},
 		"a controller": {
 			decision: rollout.Decision{Record: progressing, RCs: []rc.RC{changed}},
 			rcs:      []string{web2 + " f"},
@@ -231,32 +240,35 @@ func TestStepOf(t *testing.T) {
 			decision: rollout.Decision{Record: progressing, Delete: []string{web1}},
 			rcs:      []string{web1 + " f"},
 		},
-		"a sentence": {
-			decision: rollout.Decision{Record: progressing, Audit: []string{"moved"}}, audit: audit{"rollout", web2, "moved"},
+		"an audit line": {
+			decision: rollout.Decision{Record: progressing, Audit: []string{"moved"}},
+			audit:    audit{"rollout", web2, "moved"},
 		},
-		"a sentence, nothing upward": {
-			decision: rollout.Decision{Record: downward, Audit: []string{"moved"}}, audit: audit{"rollout", web2, "moved"},
+		"an audit line, no revision goes up": {
+			decision: rollout.Decision{Record: downward, Audit: []string{"moved"}},
+			audit:    audit{"rollout", web2, "moved"},
 		},
 		"an alert": {
-			decision: rollout.Decision{Record: progressing, Alert: "look"}, trouble: &store.RolloutTrouble{
-				Rollout: "one",
-				Reason:  "look",
-			},
+			decision: rollout.Decision{Record: progressing, Alert: "look"},
+			trouble:  &store.RolloutTrouble{Rollout: "one", Reason: "look"},
 		},
 		"done": {
 			decision: rollout.Decision{Record: done, Ended: true}, record: &done, ended: true,
 			audit: audit{"rollout-succeeded", web2, ""},
 		},
 		"aborted": {
-			decision: rollout.Decision{Record: aborted, Ended: true, Write: true, Audit: []string{"a"}}, record: &aborted,
-			ended: true,
-			audit: audit{"rollout-cancelled", web2, "a"},
+			decision: rollout.Decision{Record: aborted, Ended: true, Write: true, Audit: []string{"a"}},
+			record:   &aborted,
+			ended:    true,
+			audit:    audit{"rollout-cancelled", web2, "a"},
 		},
 		"failed": {
 			decision: rollout.Decision{Record: failed, Ended: true, Alert: strings.Repeat("x", rc.MaxReason+1)},
 			record:   &failed, ended: true,
-			audit:   audit{"rollout-failed", web2, ""},
-			trouble: &store.RolloutTrouble{Rollout: "one", Reason: strings.Repeat("x", rc.MaxReason-3) + "...", Ended: true},
+			audit: audit{"rollout-failed", web2, ""},
+			trouble: &store.RolloutTrouble{
+				Rollout: "one", Reason: strings.Repeat("x", rc.MaxReason-3) + "...", Ended: true,
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -269,7 +281,8 @@ func TestStepOf(t *testing.T) {
 				}
 				return
 			}
-			if step.Unit != s.Unit || step.Schema != schemaIndex || step.Breaker != breakerIndex || step.Ended != tt.ended {
+			if step.Unit != s.Unit || step.Schema != schemaIndex || step.Breaker != breakerIndex ||
+				step.Ended != tt.ended {
 				t.Errorf("%+v", step)
 			}
 			if !reflect.DeepEqual(step.Record, tt.record) {
@@ -280,13 +293,13 @@ func TestStepOf(t *testing.T) {
 				rcs = append(rcs, step.RCs[i].ID+" "+step.RCs[i].ChangedBy)
 			}
 			if !slices.Equal(rcs, tt.rcs) {
-				t.Errorf("it changes %q, want %q", rcs, tt.rcs)
+				t.Errorf("the step changes the controllers %q, want %q", rcs, tt.rcs)
 			}
 			got := audit{}
 			if a := step.Audit; a != nil {
 				got = audit{a.What, a.RCID, strings.Join(a.Changes, "; ")}
 				if a.Who != "f" {
-					t.Errorf("%s did it", a.Who)
+					t.Errorf("the audit record names %q, want f", a.Who)
 				}
 			}
 			if got != tt.audit {
@@ -296,38 +309,39 @@ func TestStepOf(t *testing.T) {
 				if trouble != tt.trouble {
 					t.Errorf("the trouble is %+v, want %+v", trouble, tt.trouble)
 				}
-			} else if trouble.Rollout != "one" || trouble.Ended != tt.trouble.Ended || len(trouble.Reason) > rc.MaxReason ||
-				trouble.Reason[:3] != tt.trouble.Reason[:3] {
+			} else if trouble.Rollout != "one" || trouble.Ended != tt.trouble.Ended ||
+				len(trouble.Reason) > rc.MaxReason || trouble.Reason[:3] != tt.trouble.Reason[:3] {
 				t.Errorf("the trouble is %+v", trouble)
 			}
 		})
 	}
 }
 
-// A field that the version gate does not allow is not written, and a step for that field alone is none.
-func TestStuckIsWrittenWhereTheGateAllowsIt(t *testing.T) {
+// If the version gate is known and does not allow the field stuck, a step leaves the field out. A step that would write
+// only this field is nil then.
+func TestStuckIsWrittenIfTheGateAllowsIt(t *testing.T) {
 	t.Parallel()
-	for gate, says := range map[string]string{"": "no room", "0.1.0": "", "0.2.0": "no room"} {
+	for gate, want := range map[string]string{"": "full", "0.1.0": "", "0.2.0": "full"} {
 		for _, moves := range []bool{false, true} {
 			s := seen()
 			s.Version = gate
 			d := rollout.Decision{Record: s.Unit.Rollout.Value, Write: true}
-			if d.Record.Stuck = "no room"; moves {
+			if d.Record.Stuck = "full"; moves {
 				d.Record.Stage++
 			}
 			step := roll.StepOf(s, &d, "f")
-			if written := step != nil; written != (says != "" || moves) {
+			if written := step != nil; written != (want != "" || moves) {
 				t.Errorf("gate %q, moves %v: %+v", gate, moves, step)
-			} else if written && step.Record.Stuck != says {
-				t.Errorf("gate %q: it says %q", gate, step.Record.Stuck)
+			} else if written && step.Record.Stuck != want {
+				t.Errorf("gate %q: stuck is %q, want %q", gate, step.Record.Stuck, want)
 			}
 		}
 	}
 }
 
-// Controllers that only get the deletion mark get it once, and with another generation. Who changed a controller is
-// named anew where its generation is.
-func TestStepOfMarksForDeletion(t *testing.T) {
+// A step sets deleted_at of a controller once, with a new generation. If the generation of a controller is new, the
+// step writes that the farm has changed it.
+func TestAStepDeletesControllersOnce(t *testing.T) {
 	t.Parallel()
 	at := noon.Add(-time.Hour)
 	marked := controller(web1, 1, 4)
@@ -338,12 +352,12 @@ func TestStepOfMarksForDeletion(t *testing.T) {
 		decision rollout.Decision
 		want     []rc.RC
 	}{
-		"one that is there": {func(*roll.Seen) {}, rollout.Decision{Delete: []string{web1}}, []rc.RC{func() rc.RC {
+		"one that exists": {func(*roll.Seen) {}, rollout.Decision{Delete: []string{web1}}, []rc.RC{func() rc.RC {
 			r, now := controller(web1, 1, 5), noon.UTC()
 			r.DeletedAt, r.ChangedBy = &now, "f"
 			return r
 		}()}},
-		"one that is marked": {
+		"one that is deleted": {
 			func(s *roll.Seen) { s.Unit.Heads[web1] = headOf(marked, nil) },
 			rollout.Decision{Delete: []string{web1}},
 			nil,
@@ -358,7 +372,7 @@ func TestStepOfMarksForDeletion(t *testing.T) {
 			rollout.Decision{Delete: []string{web1}},
 			nil,
 		},
-		"one that the decision marks": {
+		"one that the decision deletes": {
 			func(*roll.Seen) {}, rollout.Decision{RCs: []rc.RC{func() rc.RC {
 				r := marked
 				r.Generation = 5
@@ -379,7 +393,7 @@ func TestStepOfMarksForDeletion(t *testing.T) {
 			rollout.Decision{RCs: []rc.RC{controller(web2, 2, 5)}},
 			[]rc.RC{controller(web2, 2, 5)},
 		},
-		"nobody changed it": {func(*roll.Seen) {}, rollout.Decision{RCs: []rc.RC{func() rc.RC {
+		"changed by nobody": {func(*roll.Seen) {}, rollout.Decision{RCs: []rc.RC{func() rc.RC {
 			r := controller(web2, 2, 5)
 			r.ChangedBy = ""
 			return r
@@ -400,10 +414,10 @@ func TestStepOfMarksForDeletion(t *testing.T) {
 				t.Errorf("%+v, want %+v", step.RCs, tt.want)
 			}
 			if !reflect.DeepEqual(tt.decision.RCs, before) {
-				t.Errorf("the decision has become %+v", tt.decision.RCs)
+				t.Errorf("StepOf changed the decision to %+v", tt.decision.RCs)
 			}
 			if r := s.Unit.Heads[web1]; r != nil && r.RC.Value.DeletedAt != nil && *r.RC.Value.DeletedAt != at {
-				t.Errorf("what was read has become %+v", r.RC.Value)
+				t.Errorf("StepOf changed what was read to %+v", r.RC.Value)
 			}
 		})
 	}

@@ -11,28 +11,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A rollout that cannot be worked on says so in its record and to people, once for each reason. Nothing else of it
-// changes.
-func TestStopped(t *testing.T) {
+// If a rollout cannot be worked on, its record has the reason and people are alerted, once for each reason. Nothing
+// else changes.
+func TestARolloutThatCannotBeWorkedOnHasAReason(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", rc.MaxReason)
 	for name, tt := range map[string]struct {
 		before, why string
 		none        bool
 	}{
-		"it moved":                 {"", "panic: gone", false},
-		"it was blocked":           {"the breaker is tripped", "panic: gone", false},
-		"it says so":               {roll.CannotWork + "panic: gone", "panic: gone", true},
-		"it says so of another":    {roll.CannotWork + "panic: lost", "panic: gone", false},
-		"a long reason":            {"", long, false},
-		"it says a long one, then": {"cut", long, true},
+		"it moved":               {"", "panic: gone", false},
+		"it was blocked":         {"the breaker is tripped", "panic: gone", false},
+		"it has the reason":      {rc.CannotWork + "panic: gone", "panic: gone", true},
+		"it has another reason":  {rc.CannotWork + "panic: lost", "panic: gone", false},
+		"a long reason":          {"", long, false},
+		"it has the long reason": {"cut", long, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			u := seen().Unit
 			u.Rollout.Value.BlockedReason = tt.before
 			if tt.before == "cut" {
-				u.Rollout.Value.BlockedReason = roll.Stopped(seen().Unit, schemaIndex, breakerIndex, tt.why).Record.BlockedReason
+				first := roll.Stopped(seen().Unit, schemaIndex, breakerIndex, tt.why)
+				u.Rollout.Value.BlockedReason = first.Record.BlockedReason
 			}
 			before := u.Rollout.Value.BlockedReason
 			step := roll.Stopped(u, schemaIndex, breakerIndex, tt.why)
@@ -43,25 +44,27 @@ func TestStopped(t *testing.T) {
 				return
 			}
 			reason := step.Record.BlockedReason
-			if !strings.HasPrefix(reason, roll.CannotWork+tt.why[:5]) || len(reason) > rc.MaxReason {
-				t.Errorf("nothing moves because of %q", reason)
+			if !strings.HasPrefix(reason, rc.CannotWork+tt.why[:5]) || len(reason) > rc.MaxReason {
+				t.Errorf("the blocked reason is %q", reason)
 			}
 			if step.Trouble == nil || *step.Trouble != (store.RolloutTrouble{Rollout: "one", Reason: reason}) {
-				t.Errorf("people are told %+v", step.Trouble)
+				t.Errorf("people are alerted to %+v", step.Trouble)
 			}
-			if step.Unit != u || step.Schema != schemaIndex || step.Breaker != breakerIndex || step.Ended || step.RCs != nil ||
-				step.Audit != nil {
+			if step.Unit != u || step.Schema != schemaIndex || step.Breaker != breakerIndex || step.Ended ||
+				step.RCs != nil || step.Audit != nil {
 				t.Errorf("%+v", step)
 			}
-			if step.Record.State != rollout.Progressing || step.Record.ID != "one" || u.Rollout.Value.BlockedReason != before {
+			if step.Record.State != rollout.Progressing || step.Record.ID != "one" ||
+				u.Rollout.Value.BlockedReason != before {
 				t.Errorf("the record is %+v, what was read %+v", step.Record, u.Rollout.Value)
 			}
 		})
 	}
 }
 
-// People are told what a step wrote while the rollout has not gone on by itself, and after its end until the next one.
-func TestTrouble(t *testing.T) {
+// People are alerted to the trouble of a step until the rollout goes on, and after its end until the next rollout
+// begins.
+func TestPeopleAreAlertedUntilTheRolloutGoesOn(t *testing.T) {
 	t.Parallel()
 	unreadable := &store.CorruptError{Key: "rollouts/x", Err: errors.New("bad")}
 	for name, tt := range map[string]struct {
@@ -73,34 +76,36 @@ func TestTrouble(t *testing.T) {
 	}{
 		"no rollout":                {},
 		"a rollout without trouble": {state: rollout.RollingBack},
-		"it rolls back":             {state: rollout.RollingBack, trouble: told("one", false), want: "why"},
-		"it is paused":              {state: rollout.Paused, trouble: told("one", false), want: "why"},
-		"it moves again":            {state: rollout.Progressing, trouble: told("one", false)},
-		"it waits for promote":      {state: rollout.WaitingForPromote, trouble: told("one", false)},
-		"the breaker blocks it":     {state: rollout.Progressing, blocked: "the breaker", trouble: told("one", false)},
+		"it rolls back":             {state: rollout.RollingBack, trouble: troubleOf("one", false), want: "why"},
+		"it is paused":              {state: rollout.Paused, trouble: troubleOf("one", false), want: "why"},
+		"it moves again":            {state: rollout.Progressing, trouble: troubleOf("one", false)},
+		"it waits for promote":      {state: rollout.WaitingForPromote, trouble: troubleOf("one", false)},
+		"the breaker blocks it": {
+			state: rollout.Progressing, blocked: "the breaker", trouble: troubleOf("one", false),
+		},
 		"it cannot be worked on": {
-			state: rollout.Progressing, blocked: roll.CannotWork + "x",
-			trouble: told("one", false), want: "why",
+			state: rollout.Progressing, blocked: rc.CannotWork + "x",
+			trouble: troubleOf("one", false), want: "why",
 		},
-		"it cannot be, while it waits": {
-			state: rollout.WaitingForPromote, blocked: roll.CannotWork,
-			trouble: told("one", false), want: "why",
+		"it cannot be worked on, while it waits": {
+			state: rollout.WaitingForPromote, blocked: rc.CannotWork,
+			trouble: troubleOf("one", false), want: "why",
 		},
-		"it cannot be, of another": {state: rollout.Progressing, blocked: roll.CannotWork, trouble: told("two",
-			false)},
-		"another one rolls back":          {state: rollout.RollingBack, trouble: told("two", false)},
-		"another one, after a failure":    {state: rollout.RollingBack, trouble: told("two", true)},
-		"the failed one is over":          {trouble: told("one", true), want: "why"},
-		"one that ended well left it":     {trouble: told("one", false)},
+		"another one cannot be worked on": {
+			state: rollout.Progressing, blocked: rc.CannotWork, trouble: troubleOf("two", false),
+		},
+		"another one rolls back":          {state: rollout.RollingBack, trouble: troubleOf("two", false)},
+		"another one, after a failure":    {state: rollout.RollingBack, trouble: troubleOf("two", true)},
+		"the failed one is over":          {trouble: troubleOf("one", true), want: "why"},
+		"one that ended well left it":     {trouble: troubleOf("one", false)},
 		"it cannot be read":               {err: unreadable, want: unreadable.Error()},
-		"it cannot be read, and had some": {err: unreadable, trouble: told("one", true), want: unreadable.Error()},
+		"it cannot be read, and had some": {err: unreadable, trouble: troubleOf("one", true), want: unreadable.Error()},
 	} {
 		u := &store.Unit{ID: unit, RolloutErr: tt.err}
 		if tt.state != "" {
-			u.Rollout = store.Rec[rollout.Record]{Value: rollout.Record{
-				ID: "one", State: tt.state,
-				BlockedReason: tt.blocked,
-			}, Index: rolloutIndex}
+			u.Rollout = store.Rec[rollout.Record]{
+				Value: rollout.Record{ID: "one", State: tt.state, BlockedReason: tt.blocked}, Index: rolloutIndex,
+			}
 		}
 		if tt.trouble != nil {
 			u.Trouble = store.Rec[store.RolloutTrouble]{Value: *tt.trouble, Index: troubleIndex}
@@ -111,9 +116,9 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// What people were alerted to is forgotten once the rollout goes on: they are not told of it again where an operator
-// pauses it later.
-func TestATroubleThatIsOverIsForgotten(t *testing.T) {
+// The trouble is removed when the rollout goes on, so that people are not alerted to it again if an operator pauses the
+// rollout later.
+func TestTroubleIsForgottenWhenTheRolloutGoesOn(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		state   rollout.State
@@ -126,12 +131,12 @@ func TestATroubleThatIsOverIsForgotten(t *testing.T) {
 		"the breaker blocks it":      {state: rollout.Progressing, blocked: "the breaker", forgets: true},
 		"it is paused":               {state: rollout.Paused},
 		"it rolls back":              {state: rollout.RollingBack},
-		"it cannot be worked on":     {state: rollout.Progressing, blocked: roll.CannotWork + "x"},
-		"there is something else":    {state: rollout.Progressing, alert: "it waits"},
+		"it cannot be worked on":     {state: rollout.Progressing, blocked: rc.CannotWork + "x"},
+		"it has another trouble":     {state: rollout.Progressing, alert: "it waits"},
 		"it failed, and people know": {state: rollout.Failed, alert: "it has failed"},
 	} {
 		s := seen()
-		s.Unit.Trouble = store.Rec[store.RolloutTrouble]{Value: *told("one", false), Index: troubleIndex}
+		s.Unit.Trouble = store.Rec[store.RolloutTrouble]{Value: *troubleOf("one", false), Index: troubleIndex}
 		d := rollout.Decision{Record: s.Unit.Rollout.Value, Write: true, Alert: tt.alert, Ended: tt.state.Ended()}
 		d.Record.State, d.Record.BlockedReason = tt.state, tt.blocked
 		if got := roll.StepOf(s, &d, "f").ForgetsTrouble(); got != tt.forgets {
@@ -140,6 +145,6 @@ func TestATroubleThatIsOverIsForgotten(t *testing.T) {
 	}
 }
 
-func told(of string, ended bool) *store.RolloutTrouble {
+func troubleOf(of string, ended bool) *store.RolloutTrouble {
 	return &store.RolloutTrouble{Rollout: of, Reason: "why", Ended: ended}
 }

@@ -1,6 +1,6 @@
-// Package account finds the users of this machine, those of directory services included. Our programs are built without the C
-// library, so that they run on any Linux and start in half the time, and Go alone reads /etc/passwd and /etc/group only. What
-// else the machine knows is asked of its own tools: getent(1) and id(1), which look where nsswitch.conf(5) says.
+// Package account finds the users of this machine, including users from directory services. Without the C library, with
+// which our programs are not built, Go finds only users in /etc/passwd and /etc/group. So this package calls getent(1)
+// and id(1), which look in all places that nsswitch.conf(5) names.
 package account
 
 import (
@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	patience = 10 * time.Second // that a directory service may take
-	remember = 10 * time.Second // what a Directory has found
+	patience = 10 * time.Second // how long the package waits for a directory service
+	remember = 10 * time.Second // how long a Directory keeps an answer
 )
 
-// notFound is how getent exits when there is no such entry.
+// notFound is the exit status of getent if there is no such entry.
 const notFound = 2
 
 // Account is a user of this machine.
@@ -32,11 +32,11 @@ type Account struct {
 	Name   string
 	UID    int
 	GID    int
-	Groups []int // besides GID
+	Groups []int // the user's other groups, without GID
 }
 
-// Directory remembers for ten seconds which accounts it has found: a pod's start asks several times. The zero value is ready,
-// for several goroutines.
+// Directory keeps accounts for ten seconds, because the start of a pod looks for the same account several times. The
+// zero value is ready. It is safe for concurrent use.
 type Directory struct {
 	asked singleflight.Group
 
@@ -49,7 +49,7 @@ type remembered struct {
 	until   time.Time
 }
 
-// Lookup is Lookup, or what it found a moment ago. Those who ask for one account at the same time share the answer.
+// Lookup is the function Lookup with stored results. Concurrent calls for one account share one call.
 func (d *Directory) Lookup(name string) (Account, error) {
 	d.mu.Lock()
 	r, ok := d.found[name]
@@ -58,7 +58,8 @@ func (d *Directory) Lookup(name string) (Account, error) {
 		return r.account, nil
 	}
 	found, err, _ := d.asked.Do(name, func() (any, error) {
-		a, err := Lookup(context.Background(), name) // one who leaves must not fail the others; it is bounded
+		// Lookup has its own time limit. It must not end with the context of one of the callers that share it.
+		a, err := Lookup(context.Background(), name)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if d.found == nil {
@@ -70,14 +71,14 @@ func (d *Directory) Lookup(name string) (Account, error) {
 		}
 		return a, err
 	})
-	a, _ := found.(Account) // always one
+	a, _ := found.(Account) // found is always an Account
 	return a, err
 }
 
-// Lookup finds an account by its name or its number. The error wraps user.UnknownUserError where there is none.
+// Lookup finds an account by its name or its number. If there is none, the error wraps user.UnknownUserError.
 func Lookup(ctx context.Context, name string) (Account, error) {
 	if name == "" || name[0] == '-' {
-		return Account{}, user.UnknownUserError(name) // no name for the tools
+		return Account{}, user.UnknownUserError(name) // the tools would not read it as a name
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -91,7 +92,7 @@ func Lookup(ctx context.Context, name string) (Account, error) {
 	return a, nil
 }
 
-// Name returns the name of a user, or its number where it has none.
+// Name returns the name of a user, or its number if it has no name.
 func Name(ctx context.Context, uid int) string {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -102,7 +103,6 @@ func Name(ctx context.Context, uid int) string {
 	return number
 }
 
-// passwd finds an account without its groups.
 func passwd(ctx context.Context, name string) (Account, error) {
 	out, err := run(ctx, "getent", "passwd", name)
 	var exit *exec.ExitError
@@ -121,7 +121,7 @@ func passwd(ctx context.Context, name string) (Account, error) {
 	return numbered(fields[0], fields[2], fields[3])
 }
 
-// passwdFile looks where Go does by itself.
+// passwdFile is for machines without getent.
 func passwdFile(name string) (Account, error) {
 	find := user.Lookup
 	if _, err := strconv.ParseUint(name, 10, 32); err == nil {
@@ -149,7 +149,6 @@ func numbered(name, uid, gid string) (Account, error) {
 	return a, nil
 }
 
-// join finds the groups of an account.
 func (a *Account) join(ctx context.Context) error {
 	out, err := run(ctx, "id", "-G", a.Name)
 	ids := strings.Fields(out)
@@ -168,11 +167,10 @@ func (a *Account) join(ctx context.Context) error {
 			a.Groups = append(a.Groups, n)
 		}
 	}
-	a.Groups = slices.Clip(a.Groups) // a Directory hands them to several, each of which may append its own
+	a.Groups = slices.Clip(a.Groups) // several callers of a Directory get this slice, and each may append to it
 	return nil
 }
 
-// run returns what a tool of the machine prints.
 func run(ctx context.Context, tool string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, tool, args...)
 	var stdout, stderr bytes.Buffer

@@ -18,7 +18,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/account"
 )
 
-// What the machine's own tools say of its accounts is what we find, by name and by number.
+// Lookup finds the same accounts as the machine's own tools, by name and by number.
 func TestLookup(t *testing.T) {
 	root, err := account.Lookup(t.Context(), "root")
 	if err != nil || root.Name != "root" || root.UID != 0 || root.GID != 0 || slices.Contains(root.Groups, 0) {
@@ -59,7 +59,8 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// tools puts scripts in place of the machine's tools, which speak for a directory service: no file of the machine has it.
+// tools puts scripts in place of the machine's tools. The scripts act as a directory service with accounts that no file
+// of the machine has.
 func tools(t *testing.T, scripts map[string]string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -95,11 +96,12 @@ esac`,
 	}
 	for name, part := range map[string]string{"odd": "nothing", "big": "many", "down": "no server answers"} {
 		var unknown user.UnknownUserError
-		if a, err := account.Lookup(t.Context(), name); err == nil || errors.As(err, &unknown) || !strings.Contains(err.Error(), part) {
+		if a, err := account.Lookup(t.Context(), name); err == nil || errors.As(err, &unknown) ||
+			!strings.Contains(err.Error(), part) {
 			t.Errorf("%s is %+v, %v; want an error with %q", name, a, err, part)
 		}
 	}
-	// What one caller appends is no other's.
+	// If one caller appends to the groups, other callers do not see it.
 	var shared account.Directory
 	var groups [2][]int
 	for i := range groups {
@@ -112,7 +114,7 @@ esac`,
 	if groups[0][3] != 0 || groups[1][3] != 1 {
 		t.Errorf("groups of two callers: %v", groups)
 	}
-	// One who is asked for often is looked up once, one who was not found is asked for again.
+	// A found account is looked up only once. An account that was not found is looked up again.
 	if err := os.Remove(calls); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +132,7 @@ esac`,
 	}
 }
 
-// A machine without these tools has its files.
+// If the machine does not have these tools, Lookup uses its files.
 func TestWithoutTools(t *testing.T) {
 	tools(t, nil)
 	a, err := account.Lookup(t.Context(), "root")
@@ -145,7 +147,7 @@ func TestWithoutTools(t *testing.T) {
 	}
 }
 
-// A directory service that does not answer keeps nobody longer than he waits.
+// Lookup waits for a directory service only until its context ends.
 func TestSilentDirectoryService(t *testing.T) {
 	sleep, err := exec.LookPath("sleep")
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package contain keeps a panic in one look at one thing from ending a program that looks after thousands. Only looks
-// are contained, with the goroutines that they start: a panic anywhere else ends the process, because nobody could say
-// what it left half done.
+// Package contain handles panics. A panic in the look at one of thousands of objects must not end the program. A panic
+// in other code ends the process, because it is not known what was left half done.
 package contain
 
 import (
@@ -12,29 +11,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// Panic is an error that was a panic. What was written before it may have landed, or not: the fence has to be moved
-// before anything is read again.
+// Panic is an error for a recovered panic. Writes before the panic may still land. So the fence must be bumped before
+// anything is read again.
 type Panic struct {
 	Value any
 	Stack string // of the goroutine that panicked
 }
 
-// maxValue bounds what is repeated of a panic's value, in bytes.
+// maxValue is in bytes.
 const maxValue = 300
 
-// Error says what it was and where.
+// Error has the panic's value and place.
 func (p *Panic) Error() string {
-	return fmt.Sprintf("panic: %s, at %s; this is a defect of rcfarm: report it with the stack in the log", field.Cut(fmt.Sprint(p.Value), maxValue), p.at())
+	return fmt.Sprintf("panic: %s, at %s; this is a defect of rcfarm: report it with the stack in the log",
+		field.Cut(fmt.Sprint(p.Value), maxValue), p.at())
 }
 
-// at returns the place in the sources that panicked.
 func (p *Panic) at() string {
 	_, after, ok := strings.Cut(p.Stack, "panic(")
 	lines := strings.Split(after, "\n")
 	if !ok || len(lines) < 4 {
 		return "an unknown place"
 	}
-	for i := 3; i < len(lines); i += 2 { // function and place take a line each; the first are the runtime's own
+	for i := 3; i < len(lines); i += 2 { // two lines for each call; the first are of the Go runtime
 		place, _, _ := strings.Cut(strings.TrimSpace(lines[i]), " ")
 		if !strings.Contains(place, "/src/runtime/") {
 			parts := strings.Split(place, "/")
@@ -44,13 +43,13 @@ func (p *Panic) at() string {
 	return "an unknown place"
 }
 
-// Is returns the panic that an error is or holds, nil for none.
+// Is returns the panic in an error, or nil if the error has none.
 func Is(err error) *Panic {
 	p, _ := errors.AsType[*Panic](err)
 	return p
 }
 
-// Do calls f, and returns a *Panic where f panics.
+// Do calls f, and returns a *Panic if f panics.
 func Do(f func() error) (err error) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -60,12 +59,12 @@ func Do(f func() error) (err error) {
 	return f()
 }
 
-// Fatal is to be deferred around what several looks share: a panic in it ends the process, also where the look that
-// does it for all is contained. The others would wait for ever.
+// Fatal must be deferred around work that several looks share. If it panics, Fatal ends the process, because the other
+// looks would wait for ever.
 func Fatal() {
 	if value := recover(); value != nil {
 		stack := debug.Stack()
-		go panic(fmt.Sprintf("%v\n\n%s", value, stack)) // in a goroutine of its own nobody recovers it
+		go panic(fmt.Sprintf("%v\n\n%s", value, stack)) // in a new goroutine, where nothing recovers it
 		select {}
 	}
 }

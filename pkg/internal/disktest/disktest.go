@@ -1,4 +1,4 @@
-// Package disktest gives a test a small disk of its own, which it may fill.
+// Package disktest gives a test its own small disk.
 package disktest
 
 import (
@@ -13,22 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideEnv tells the test binary that it runs for one test, where it may mount.
 const insideEnv = "RCFARM_DISKTEST"
 
-// Run runs the test with an empty directory on a file system of so many bytes, which is really full when it is full. It
-// does so in a process with a mount namespace of its own, so that nothing stays mounted whatever becomes of the test.
-// Run is all that its caller does, and its caller is no subtest. It needs root, or a kernel that lets users make
-// namespaces.
+// Run runs the test with an empty directory on a file system of this size, in another process with its own mount
+// namespace, so that no mount outlives the test. The caller must be a test, not a subtest, and do nothing else. Run
+// needs root, or a kernel that lets users make namespaces.
 func Run(t *testing.T, bytes int64, test func(t *testing.T, dir string)) {
 	t.Helper()
 	if os.Getenv(insideEnv) == t.Name() {
 		test(t, mount(t, bytes))
 		return
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1", "-test.timeout=30m")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1",
+		"-test.timeout=30m")
 	cmd.Env = append(os.Environ(), insideEnv+"="+t.Name())
-	// The kernel sends the signal when the thread ends that started the process.
+	// The kernel sends Pdeathsig when the thread that started the process ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -66,7 +65,7 @@ func mount(t *testing.T, bytes int64) string {
 	return dir
 }
 
-// Fill writes a file that leaves no room in the directory's file system, and returns its path. Removing it makes room.
+// Fill writes a file that leaves no space in the file system, and returns its path.
 func Fill(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "filler")
@@ -77,7 +76,7 @@ func Fill(t *testing.T, dir string) string {
 	defer f.Close()
 	for size := 64 << 10; size > 0; {
 		if _, err := f.Write(make([]byte, size)); err != nil {
-			size /= 2 // so that not a byte is left
+			size /= 2 // smaller and smaller writes, until no byte is free
 		}
 	}
 	return path

@@ -1,5 +1,5 @@
-// Package durable replaces files so that a crash or a power failure leaves either the old content or the new, never less. The
-// preparer, the supervisor and the daemons' data directories write with it (P7).
+// Package durable replaces files. After a crash or a power failure a file has either its whole old content or its whole
+// new content (P7).
 package durable
 
 import (
@@ -12,14 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TempSuffix ends the names of files that a crash left half-written. They may be removed.
+// TempSuffix ends the names of half-written files that a crash left.
 const TempSuffix = ".tmp"
 
-// mode is that of all files that are written here: they may hold secrets.
 const mode = 0o600
 
-// WriteFile replaces the file at path, readable by its owner only. When it returns nil the content survives a power
-// failure. Nobody else may write the same path meanwhile.
+// WriteFile replaces the file at path. When it returns nil, the content survives a power failure. There must be only
+// one writer.
 func WriteFile(path string, data []byte) error {
 	err := write(path+TempSuffix, data, os.O_CREATE|os.O_TRUNC)
 	if err == nil {
@@ -31,14 +30,13 @@ func WriteFile(path string, data []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// write writes from the start of a file, opened with those flags. The content is durable when it returns nil.
 func write(path string, data []byte, flags int) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|flags, mode)
 	if err != nil {
 		return err
 	}
 	stayInPlace(f)
-	err = f.Chmod(mode) // others may have been let in
+	err = f.Chmod(mode) // an old file may have a wider mode
 	if err == nil {
 		_, err = f.Write(data)
 	}
@@ -48,17 +46,16 @@ func write(path string, data []byte, flags int) error {
 	return errors.Join(err, f.Close())
 }
 
-// stayInPlace asks btrfs to write an empty file in place from now on, which takes no room. Others do so anyway, or refuse.
+// stayInPlace makes btrfs write an empty file in place from now on, which takes no new space. Other file systems do so
+// anyway, or refuse.
 func stayInPlace(f *os.File) {
 	if flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS); err == nil && flags&fsNoCOW == 0 {
 		_ = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags|fsNoCOW)
 	}
 }
 
-// fsNoCOW is FS_NOCOW_FL of linux/fs.h.
 const fsNoCOW = 0x00800000
 
-// discard removes a half-written file, if it was made.
 func discard(path string) error {
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -66,20 +63,20 @@ func discard(path string) error {
 	return nil
 }
 
-// ofOneFile are the errors of a disk, or of a file system with a wrong checksum, that concern one file.
+// ofOneFile has errors of a disk, or of a file system with checksums, that concern only one file.
 var ofOneFile = []error{unix.EIO, unix.EBADMSG, unix.EUCLEAN, unix.EISDIR}
 
-// OfOneFile reports whether an error of reading a file says nothing about others.
+// OfOneFile reports whether an error of a read concerns only this file.
 func OfOneFile(err error) bool {
 	return slices.ContainsFunc(ofOneFile, func(e error) bool { return errors.Is(err, e) })
 }
 
-// ofTheProcess reports whether an error of reading a file is about the process or the machine, which lack what reading any file takes.
+// ofTheProcess reports whether an error of a read means that no file can be read.
 func ofTheProcess(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
-// SyncDir makes what was created, renamed and removed in a directory survive a power failure.
+// SyncDir makes creations, renames and removals in a directory survive a power failure.
 func SyncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

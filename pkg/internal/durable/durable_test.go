@@ -12,7 +12,7 @@ func TestWriteFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
-	// A half-written file of an earlier crash is in nobody's way.
+	// A half-written file of an earlier crash does no harm.
 	if err := os.WriteFile(path+durable.TempSuffix, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -16,37 +16,37 @@ import (
 
 const recordSuffix = ".json"
 
-// AsideSuffix ends the names of files that were set aside because they hold no record.
+// AsideSuffix ends the names of files that contain no record.
 const AsideSuffix = ".unreadable"
 
-// Files keeps one JSON file for each record, in a directory that belongs to one daemon (R11). A crash leaves the old
-// record or the new one. Each record has its own room, so that a full disk keeps none that is there from being changed.
+// Files keeps one JSON file for each record, in a directory of one daemon (R11). An existing record can be changed on a
+// full disk, because it has reserved space.
 type Files[T any] struct {
 	Dir   string
-	What  string         // one of them in words, such as "pod record"
-	Check func(*T) error // what is wrong with a record that was read
+	What  string         // names one record, such as "pod record"
+	Check func(*T) error // returns what is wrong with a record that was read
 	Name  func(*T) string
 }
 
-// Open makes the directory if it is needed.
+// Open makes the directory if it is missing.
 func (f *Files[T]) Open() error {
 	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of %ss: %w", f.What, err)
 	}
-	// What a writer that was killed has exchanged is durable before it is written over.
+	// A killed writer may have exchanged two files. This must be durable before one of them is overwritten.
 	if err := SyncDir(f.Dir); err != nil {
 		return fmt.Errorf("sync directory of %ss: %w", f.What, err)
 	}
 	return nil
 }
 
-// Path returns the file of a record with a name.
+// Path returns the file of a record.
 func (f *Files[T]) Path(name string) string { return filepath.Join(f.Dir, name+recordSuffix) }
 
-// Read reads all records, by name, and says of each file that is no record, or cannot be read, what is wrong with it. What a crash left
-// half-written is removed. An error is about the whole: nobody knows what was written; reading may work later.
+// Read reads all records, by name. bad has an error for each file that contains no record, or cannot be read. Read
+// removes half-written files.
 func (f *Files[T]) Read() (good map[string]*T, bad map[string]error, err error) {
-	good, bad, _, err = f.readAll() // a leftover that stays takes some room, and is written over
+	good, bad, _, err = f.readAll() // leftovers that cannot be removed take little space, and are overwritten later
 	return good, bad, err
 }
 
@@ -71,7 +71,7 @@ func (f *Files[T]) readAll() (good map[string]*T, bad map[string]error, leftover
 		switch {
 		case err == nil:
 			good[name] = rec
-		case ofTheProcess(err): // the next one will be no different
+		case ofTheProcess(err): // the next file will fail too
 			return nil, nil, nil, err
 		default:
 			bad[name] = err
@@ -80,9 +80,9 @@ func (f *Files[T]) readAll() (good map[string]*T, bad map[string]error, leftover
 	return good, bad, leftovers, nil
 }
 
-// Load is Read, in the order of the names, and sets aside under another name what is no record, or what the disk does not give: it must not
-// keep the others from running. It reports those and leftovers that stay. Where the disk gives none of the files, or one cannot be read for
-// another reason, nothing is changed, and that is an error.
+// Load reads all records, sorted by name. It renames a file that contains no record, or that the disk cannot read
+// (AsideSuffix), because the other records must still be used. bad has the errors of these files, and of leftovers that
+// Load could not remove. If the disk can read no file, or another error occurs, Load renames nothing and returns err.
 func (f *Files[T]) Load() (records []T, bad []error, err error) {
 	good, unread, bad, err := f.readAll()
 	if err != nil {
@@ -102,7 +102,7 @@ func (f *Files[T]) Load() (records []T, bad []error, err error) {
 	return records, bad, nil
 }
 
-// errGarbage is about a file that was read, and is no record.
+// errGarbage means that a file was read and contains no record.
 var errGarbage = errors.New("unreadable")
 
 func (f *Files[T]) read(name string) (*T, error) {
@@ -124,7 +124,7 @@ func (f *Files[T]) read(name string) (*T, error) {
 	return rec, nil
 }
 
-// isLeftover reports whether a file is what a crash left half-written, or the spare file of a record that is gone.
+// isLeftover reports whether a file is half-written, or the spare file of a missing record.
 func (f *Files[T]) isLeftover(name string) bool {
 	if of, isSpare := strings.CutSuffix(name, SpareSuffix); isSpare {
 		_, err := os.Lstat(filepath.Join(f.Dir, of))
@@ -153,10 +153,10 @@ func (f *Files[T]) Save(rec T) error {
 	return nil
 }
 
-// Forget removes the file of the record with a name, so that no power failure brings it back. One that is not there is fine.
+// Forget removes the file of a record, if it exists. When it returns nil, no power failure can bring it back.
 func (f *Files[T]) Forget(name string) error {
 	err := errors.Join(discard(f.Path(name)), discard(f.Path(name)+SpareSuffix))
-	if err == nil { // also what is gone: its removal may not have been made durable
+	if err == nil { // also if the file was missing, because an earlier removal may not be durable yet
 		err = SyncDir(f.Dir)
 	}
 	if err != nil {

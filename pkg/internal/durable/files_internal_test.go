@@ -11,12 +11,16 @@ import (
 	"testing"
 )
 
-// files are records that are their own name, and a directory for them.
+// files returns Files in a new directory. Its records are texts that are their own names.
 func files(t *testing.T) *Files[string] {
-	return &Files[string]{Dir: t.TempDir(), What: "word", Check: func(*string) error { return nil }, Name: func(s *string) string { return *s }}
+	return &Files[string]{
+		Dir: t.TempDir(), What: "word", Check: func(*string) error { return nil },
+		Name: func(s *string) string { return *s },
+	}
 }
 
-// Whoever only reads is told of each file what is wrong with it, whatever that is. Whoever sets files aside does so with none that may be sound.
+// Read returns for each bad file what is wrong with it. Load does not set a file aside if the file may contain a
+// record.
 func TestFilesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	f := files(t)
@@ -26,12 +30,14 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 	if records, bad, err := f.Load(); err != nil || !slices.Equal(records, []string{"good"}) || len(bad) != 1 {
 		t.Errorf("loaded %v, %v, %v", records, bad, err)
 	}
-	if err := errors.Join(os.Symlink("missing", f.Path("dangling")), os.Symlink("loop.json", f.Path("loop")), os.Mkdir(f.Path("dir"), 0o700)); err != nil {
+	if err := errors.Join(os.Symlink("missing", f.Path("dangling")), os.Symlink("loop.json", f.Path("loop")),
+		os.Mkdir(f.Path("dir"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	good, bad, err := f.Read()
 	if err != nil || !slices.Equal(slices.Collect(maps.Keys(good)), []string{"good"}) || len(bad) != 3 ||
-		!errors.Is(bad["dangling"], syscall.ENOENT) || !errors.Is(bad["loop"], syscall.ELOOP) || !errors.Is(bad["dir"], syscall.EISDIR) {
+		!errors.Is(bad["dangling"], syscall.ENOENT) || !errors.Is(bad["loop"], syscall.ELOOP) ||
+		!errors.Is(bad["dir"], syscall.EISDIR) {
 		t.Errorf("read %v, %v, %v", good, bad, err)
 	}
 	if records, bad, err := f.Load(); err == nil || len(records)+len(bad) > 0 {
@@ -52,14 +58,15 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestALeftoverThatStaysIsReported(t *testing.T) {
+func TestALeftoverThatCannotBeRemovedIsReported(t *testing.T) {
 	t.Parallel()
 	f := files(t)
 	stays := f.Path("x") + TempSuffix
 	if err := errors.Join(f.Save("good"), os.MkdirAll(filepath.Join(stays, "full"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if records, bad, err := f.Load(); err != nil || len(records) != 1 || len(bad) != 1 || !errors.Is(bad[0], syscall.ENOTEMPTY) {
+	if records, bad, err := f.Load(); err != nil || len(records) != 1 || len(bad) != 1 ||
+		!errors.Is(bad[0], syscall.ENOTEMPTY) {
 		t.Errorf("loaded %v, %v, %v; want a word and what stays", records, bad, err)
 	}
 	if good, bad, err := f.Read(); err != nil || len(good) != 1 || len(bad) > 0 {
@@ -67,7 +74,7 @@ func TestALeftoverThatStaysIsReported(t *testing.T) {
 	}
 }
 
-// Not parallel: nothing in the process can open a file meanwhile.
+// The test is not parallel, because nothing else in the process can open a file while this test runs.
 func TestForgetUntilItIsDurable(t *testing.T) {
 	f := files(t)
 	if err := f.Save("gone"); err != nil {
@@ -94,7 +101,7 @@ func TestForgetUntilItIsDurable(t *testing.T) {
 	}
 }
 
-// A record that is forgotten takes its spare file along, and one whose record is gone is removed at the next reading.
+// Forget removes a record and its spare file. The next Read removes a spare file that has no record.
 func TestSpareFilesGoWithTheirRecords(t *testing.T) {
 	t.Parallel()
 	f := files(t)
@@ -109,7 +116,8 @@ func TestSpareFilesGoWithTheirRecords(t *testing.T) {
 		t.Errorf("read %v, %v, %v", good, bad, err)
 	}
 	entries, err := os.ReadDir(f.Dir)
-	if err != nil || len(entries) != 2 || entries[0].Name() != "stays.json" || entries[1].Name() != "stays.json"+SpareSuffix {
+	if err != nil || len(entries) != 2 || entries[0].Name() != "stays.json" ||
+		entries[1].Name() != "stays.json"+SpareSuffix {
 		t.Errorf("left: %v, %v; want a record and its spare", entries, err)
 	}
 }

@@ -11,23 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SpareSuffix ends the names of files that the next content of a file is written into. Only the writer of the file may
-// remove them.
+// SpareSuffix ends the names of spare files, which only the writer of the file may remove.
 const SpareSuffix = ".spare"
 
-// block is what a file grows by on common file systems.
 const block = 4 << 10
 
-// ReplaceFile replaces the file at path as WriteFile does, and needs no room on the disk once the file is there: a full
-// disk must keep no stop from being recorded. Beside the file there is a spare one of its size, which gets the new
-// content and then changes places with it. Both have room for a few KiB more than the first content. Content is filled
-// up with spaces, so it must be of a kind that ends where these begin, as JSON does. Longer content, and any on a file
-// system that never writes in place, as ZFS, may find no room.
+// ReplaceFile is like WriteFile, but needs no more space if the file exists, so that a stop can be written on a full
+// disk. It writes the new content into a spare file of the same size, and then exchanges the two files.
 //
-// Only the writer may read the file: a reader that has it open while it is replaced twice gets a mixture.
+// Both have space for a few KiB more than the first content. Longer content, and any content on a file system that
+// never writes in place, such as ZFS, may not fit on a full disk. Content is padded with spaces, so its format must
+// allow them, like JSON.
+//
+// Only the writer may read the file: while it is replaced twice, another reader could get a mixture.
 func ReplaceFile(path string, data []byte) error {
 	spare := path + SpareSuffix
-	if isShared(spare) { // a backup has it: it is not written again
+	if isShared(spare) { // a backup may have a link to the spare file, so it must not be overwritten
 		if err := os.Remove(spare); err != nil {
 			return err
 		}
@@ -42,15 +41,15 @@ func ReplaceFile(path string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	size := max(old.Size(), roomFor(data)) // of a spare file that is lost, or was never made
+	size := max(old.Size(), roomFor(data)) // used if the spare file is missing
 	if now, err := os.Lstat(spare); err == nil {
-		size = now.Size() // all of what an earlier write has left there, and no more, which may find no room
+		size = now.Size() // exactly the size that is allocated, because more may not fit on the disk
 	}
 	if err := write(spare, filled(data, size), os.O_CREATE); err != nil {
 		return err
 	}
 	err = unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
-	if errors.Is(err, unix.EINVAL) { // the file system cannot do it; there will be another spare file
+	if errors.Is(err, unix.EINVAL) { // the file system cannot exchange names; the next call makes a new spare file
 		err = os.Rename(spare, path)
 	}
 	if err != nil {
@@ -59,7 +58,7 @@ func ReplaceFile(path string, data []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// first writes the first content, and the spare file before it, so that no file is there without its room.
+// first makes the spare file before the file, so that no file exists without a spare file.
 func first(path string, data []byte) error {
 	size, spare := roomFor(data), path+SpareSuffix
 	err := write(spare, filled(nil, size), os.O_CREATE|os.O_TRUNC)
@@ -72,23 +71,22 @@ func first(path string, data []byte) error {
 	return nil
 }
 
-// roomFor returns how large a file is whose first content is this.
+// roomFor returns the size of a file if its first content is data.
 func roomFor(data []byte) int64 { return int64(len(data)/block+2) * block }
 
-// filled returns content with as many spaces as it takes to be of a size.
 func filled(data []byte, size int64) []byte {
 	return append(bytes.Clone(data), bytes.Repeat([]byte{' '}, int(max(0, size-int64(len(data)))))...)
 }
 
-// isShared reports whether a file has other names, or is one itself for another.
+// isShared reports whether a file has other links, or is a symbolic link.
 func isShared(path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return false // writing says why, or makes it
+		return false // the write will make the file, or return the error
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return info.Mode()&fs.ModeSymlink != 0 || ok && !info.IsDir() && st.Nlink > 1
 }
 
-// Full reports whether an error says that a disk, or a user's share of it, is full.
+// Full reports whether an error means that a disk, or a user's quota, is full.
 func Full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 )
 
-// holds fails the test unless a file holds content and spaces behind it.
+// holds fails the test unless a file has the content, with spaces after it.
 func holds(t *testing.T, path string, want []byte) {
 	t.Helper()
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(bytes.TrimRight(got, " "), want) {
@@ -21,7 +21,7 @@ func holds(t *testing.T, path string, want []byte) {
 	}
 }
 
-// more takes what is free, and keeps what it has taken before.
+// more fills the free space of the disk, in addition to what earlier calls have filled.
 func more(t *testing.T, disk string) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(disk, "more"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
@@ -36,8 +36,8 @@ func more(t *testing.T, disk string) {
 	}
 }
 
-// A file that is there is replaced a thousand times on a disk that another program fills all the while. Longer content
-// and new files find no room; what was there stays, and nothing is left behind.
+// An existing file can be replaced a thousand times on a disk that another program keeps full. Longer content and new
+// files do not fit. In these cases the old content is kept, and no other file is left behind.
 func TestReplaceFileOnAFullDisk(t *testing.T) {
 	disktest.Run(t, 8<<20, func(t *testing.T, disk string) {
 		dir := filepath.Join(disk, "records")
@@ -78,7 +78,7 @@ func TestReplaceFileOnAFullDisk(t *testing.T) {
 	})
 }
 
-// Longer content has its room, too, once it was written twice.
+// When longer content was written twice, it has reserved space too.
 func TestReplaceFileGrows(t *testing.T) {
 	disktest.Run(t, 8<<20, func(t *testing.T, disk string) {
 		path := filepath.Join(disk, "a")
@@ -100,8 +100,8 @@ func TestReplaceFileGrows(t *testing.T) {
 	})
 }
 
-// What a write has left in the spare file that ended too soon, or found no room, is in no content. A shorter one finds
-// its room all the same.
+// If a write was killed or did not fit, what it left in the spare file is not a part of later content. Shorter content
+// still fits.
 func TestReplaceFileAfterLongerContent(t *testing.T) {
 	disktest.Run(t, 8<<20, func(t *testing.T, disk string) {
 		killed, refused := filepath.Join(disk, "killed"), filepath.Join(disk, "refused")
@@ -137,7 +137,8 @@ func TestReplaceFileAfterLongerContent(t *testing.T) {
 	})
 }
 
-// A record that has grown once is written on a full disk, where the file and its spare are of two sizes.
+// A record that has grown once can be written on a full disk, although the file and its spare file have different
+// sizes.
 func TestReplaceFileThatHasGrownOnce(t *testing.T) {
 	disktest.Run(t, 8<<20, func(t *testing.T, disk string) {
 		path := filepath.Join(disk, "a")
@@ -157,8 +158,8 @@ func TestReplaceFileThatHasGrownOnce(t *testing.T) {
 	})
 }
 
-// What a backup has under another name is not written again, a spare that is no file or is gone is made anew, and a
-// directory is in nobody's place.
+// If a backup has a link to a file, the file's old content is not overwritten. If the spare file is missing or is a
+// symbolic link, it is made again. A directory is not replaced.
 func TestReplaceFileBesideOthers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 )
 
-// Whoever reads a file while it is replaced, as a successor does after a crash, reads the old content or the new, and never less.
+// A reader of a file that is being replaced reads the whole old content or the whole new content.
 func TestAFileIsWholeAtAnyMoment(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -53,7 +53,8 @@ func TestAFileIsWholeAtAnyMoment(t *testing.T) {
 	}
 }
 
-// A record that is somebody's backup, too, is not written again, and what others could read they can read no more.
+// If a backup has a link to a file, its content is not overwritten. If other users could read the old file, they cannot
+// read the new file.
 func TestAFileOfOthers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -1,5 +1,5 @@
-// Package exectest holds a process up between its change of user and its program, where the pod that it is of may
-// already stop it.
+// Package exectest helps tests to suspend a new process that has changed its user, and has not executed its program. At
+// this moment its pod is already allowed to send it signals.
 package exectest
 
 import (
@@ -15,12 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long anything is waited for.
 const patience = time.Minute
 
-// Program makes a program that nothing becomes before the test ends: execve(2) waits for its file as long as somebody
-// has a lease on it, for 45 s by default (proc_sys_fs(5), lease-break-time). It sleeps for the seconds of its first
-// argument. All may read it.
+// Program makes a program that no process can execute before the test ends. The test has a lease on the file, for which
+// execve(2) waits 45 s by default (proc_sys_fs(5)). The program sleeps for the seconds in its first argument.
 func Program(t testing.TB) (path string) {
 	t.Helper()
 	data, err := os.ReadFile("/bin/sleep")
@@ -46,15 +44,15 @@ func Program(t testing.TB) (path string) {
 		if err == nil {
 			return path
 		}
-		// A process that was forked meanwhile has the file open until it executes something.
+		// A process that another goroutine has just forked may still have the file open.
 		if !errors.Is(err, unix.EAGAIN) || time.Now().After(deadline) {
 			t.Fatal("take a lease:", err)
 		}
 	}
 }
 
-// Stop waits for the process that is about to become such a program, stops it, and returns it with its parent. Its
-// working directory, which no other process of its kind may have, and its first argument say which it is.
+// Stop waits for the process that is about to execute such a program, and sends it SIGSTOP. No other process may have
+// the same first argument and working directory.
 func Stop(t testing.TB, dir, arg string) (pid, parent int) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); pid == 0; <-time.After(time.Millisecond) {
@@ -63,7 +61,8 @@ func Stop(t testing.TB, dir, arg string) (pid, parent int) {
 		}
 		pid = find(dir, arg)
 	}
-	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }) // unless the test has seen it end, nobody else has the number
+	// The process still has this id, unless the test has waited for its end.
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) })
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,4 @@
-// Package listen opens the servers of a machine so that hostile programs on it cannot take them from others: a bounded number of
-// connections, of which those go first that nothing is served on, and sockets for one user alone. It knows nothing of what is spoken.
+// Package listen helps servers against hostile programs on the same machine, which could block them for other clients.
 package listen
 
 import (
@@ -8,10 +7,15 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 )
 
-// Limit returns a listener with at most so many connections open at once. One more closes the oldest on which nothing is being
-// served (Serving); where all are, the new one is closed. So who only connects makes room for who asks.
+// grace is how long a connection stays open at least after its server has begun to read from it. Without it, many
+// connections at once could close a client's connection before the server has read its request.
+const grace = 100 * time.Millisecond
+
+// Limit returns a listener with at most `most` connections. For a new one it closes the oldest on which no request is
+// being served (see Serving), after its grace time. If there is none, it closes the new one.
 func Limit(l net.Listener, most int) net.Listener {
 	return &limited{Listener: l, most: most}
 }
@@ -24,14 +28,26 @@ type limited struct {
 	open []*conn // the oldest first
 }
 
-// conn is a connection that is counted.
 type conn struct {
 	net.Conn
-	in      *limited
-	serving int // guarded by in.mu
+	in *limited
+
+	// Guarded by in.mu.
+	reading time.Time // when its server began to read; zero: the server has not read yet
+	serving int
 }
 
-// Accept returns the next connection that there is room for.
+// Read implements net.Conn.
+func (c *conn) Read(into []byte) (int, error) {
+	c.in.mu.Lock()
+	if c.reading.IsZero() {
+		c.reading = time.Now()
+	}
+	c.in.mu.Unlock()
+	return c.Conn.Read(into)
+}
+
+// Accept waits if another connection must be closed first. Meanwhile new clients wait in the kernel's queue.
 func (l *limited) Accept() (net.Conn, error) {
 	for {
 		accepted, err := l.Listener.Accept()
@@ -39,9 +55,13 @@ func (l *limited) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		c := &conn{Conn: accepted, in: l}
-		victim := l.add(c)
+		victim, wait := l.add(c)
+		for wait > 0 {
+			<-time.After(wait)
+			victim, wait = l.add(c)
+		}
 		if victim != nil {
-			_ = victim.Conn.Close() // its server is told by its next read or write
+			_ = victim.Conn.Close() // the server of the closed connection notices at its next read or write
 		}
 		if victim != c {
 			return c, nil
@@ -49,28 +69,36 @@ func (l *limited) Accept() (net.Conn, error) {
 	}
 }
 
-// add counts a connection in, and returns the one that is to be closed for it, which may be the new one.
-func (l *limited) add(c *conn) (victim *conn) {
+// add counts a new connection, and returns the connection to close for it, perhaps the new one. If wait is not zero,
+// add must be called again.
+func (l *limited) add(c *conn) (victim *conn, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.open = append(l.open, c)
-	if len(l.open) <= l.most {
-		return nil
+	if len(l.open) < l.most {
+		l.open = append(l.open, c)
+		return nil, 0
 	}
-	victim = c
-	if i := slices.IndexFunc(l.open, func(c *conn) bool { return c.serving == 0 }); i >= 0 {
-		victim = l.open[i]
+	i := slices.IndexFunc(l.open, func(c *conn) bool { return c.serving == 0 })
+	if i < 0 {
+		return c, 0
+	}
+	victim = l.open[i]
+	if victim.reading.IsZero() {
+		return nil, grace
+	}
+	if wait = grace - time.Since(victim.reading); wait > 0 {
+		return nil, wait
 	}
 	l.forget(victim)
-	return victim
+	l.open = append(l.open, c)
+	return victim, 0
 }
 
-// forget takes a connection out of the count, if it is in it. The caller holds l.mu.
 func (l *limited) forget(c *conn) {
 	l.open = slices.DeleteFunc(l.open, func(open *conn) bool { return open == c })
 }
 
-// Close closes the connection, and gives its place to another.
+// Close closes the connection. It is not counted any more.
 func (c *conn) Close() error {
 	c.in.mu.Lock()
 	c.in.forget(c)
@@ -78,7 +106,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite ends what is sent, and not what is read: net/http does that before it closes, so that an answer is read by who still sends.
+// CloseWrite closes only the sending side. net/http calls it before it closes a connection, because a client that still
+// sends must be able to read the answer.
 func (c *conn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -88,7 +117,7 @@ func (c *conn) CloseWrite() error {
 
 type connKey struct{}
 
-// Context is http.Server.ConnContext for a server of a listener by Limit: it lets Serving find the connection of a request.
+// Context is a value for http.Server.ConnContext. Serving needs it to find the connection of a request.
 func Context(ctx context.Context, c net.Conn) context.Context {
 	if wrapped, ok := c.(interface{ NetConn() net.Conn }); ok { // *tls.Conn
 		c = wrapped.NetConn()
@@ -96,7 +125,8 @@ func Context(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// Serving keeps the connection of a request, by its context, until end is called. It is for requests that were admitted.
+// Serving protects the connection of a request from Limit until end is called. Call it only for requests that are
+// admitted.
 func Serving(ctx context.Context) (end func()) {
 	c, ok := ctx.Value(connKey{}).(*conn)
 	if !ok {

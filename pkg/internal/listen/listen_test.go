@@ -26,29 +26,39 @@ const patience = 30 * time.Second
 
 func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(m.Run())) }
 
-// serve runs a server with room for a few connections. A request for /slow takes until slow is closed.
+// serve runs a server with a bound on its connections. It answers a request for /slow when slow is closed.
 func serve(t *testing.T, most int) (addr string, slow, begun chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	slow, begun = make(chan struct{}), make(chan struct{}, 100)
-	srv := &http.Server{ConnContext: listen.Context, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer listen.Serving(r.Context())()
-		if r.URL.Path == "/slow" {
-			begun <- struct{}{}
-			<-slow
-		}
-		fmt.Fprint(w, "ok")
-	})}
-	done := make(chan struct{})
-	go func() { defer close(done); _ = srv.Serve(listen.Limit(l, most)) }()
-	t.Cleanup(func() { srv.Close(); <-done })
+	slow, begun = serveOn(t, l, most)
 	return l.Addr().String(), slow, begun
 }
 
-// ask says a request, or the part of one that is given, and returns the connection.
+// serveOn is serve with a given listener.
+func serveOn(t *testing.T, l net.Listener, most int) (slow, begun chan struct{}) {
+	t.Helper()
+	slow, begun = make(chan struct{}), make(chan struct{}, 100)
+	srv := &http.Server{
+		ConnContext: listen.Context,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer listen.Serving(r.Context())()
+			if r.URL.Path == "/slow" {
+				begun <- struct{}{}
+				<-slow
+			}
+			fmt.Fprint(w, "ok")
+		}),
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = srv.Serve(listen.Limit(l, most)) }()
+	t.Cleanup(func() { srv.Close(); <-done })
+	return slow, begun
+}
+
+// ask sends a request, or a part of a request, and returns the connection.
 func ask(t *testing.T, addr, text string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
@@ -79,8 +89,8 @@ const (
 	slowly  = "GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 )
 
-// Who only connects, or says half a sentence, makes room for who asks.
-func TestIdleOnesMakeRoom(t *testing.T) {
+// If a new connection comes, a connection without a request, or with half a request, is closed.
+func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 	t.Parallel()
 	const most = 8
 	addr, _, _ := serve(t, most)
@@ -100,8 +110,35 @@ func TestIdleOnesMakeRoom(t *testing.T) {
 	}
 }
 
-// What is being served stays; where all are, the new one goes. A place that becomes free is another's.
-func TestServedOnesStay(t *testing.T) {
+// A client that has sent its request gets an answer, even if many others connect before the server has read the
+// request.
+func TestARequestBeforeARushIsAnswered(t *testing.T) {
+	t.Parallel()
+	const most = 8
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	clients := []net.Conn{ask(t, addr, request)}
+	for range 10 * most {
+		ask(t, addr, "GET /")
+	}
+	clients = append(clients, ask(t, addr, request))
+	for range 5 * most {
+		ask(t, addr, "")
+	}
+	serveOn(t, l, most)
+	for i, c := range clients {
+		if got := answer(t, c); !strings.HasSuffix(got, "ok") {
+			t.Errorf("answer %d: %q", i, got)
+		}
+	}
+}
+
+// A connection on which a request is being served is kept. If this is so for all connections, a new connection is
+// closed. When a request has been served, a new connection is accepted.
+func TestServedConnectionsAreKept(t *testing.T) {
 	t.Parallel()
 	const most = 4
 	addr, slow, begun := serve(t, most)
@@ -132,12 +169,12 @@ func TestServedOnesStay(t *testing.T) {
 	})
 }
 
-// asNobody connects as another user, and returns what it is told.
+// asNobody connects as another user, and returns the answer.
 func asNobody(path string) (told string, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends as that user
+		runtime.LockOSThread() // never unlocked, so the other user's thread ends with the goroutine
 		if _, _, no := unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); no != 0 {
 			err = no
 			return
@@ -161,7 +198,7 @@ func asNobody(path string) (told string, err error) {
 
 func TestSocket(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "listen") // short
+	dir, err := os.MkdirTemp("", "listen") // a short name, because a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +207,7 @@ func TestSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "s")
-	for range 2 { // what the first leaves is replaced
+	for range 2 { // the socket of the first run is replaced
 		l, err := listen.Socket(path)
 		if err != nil {
 			t.Fatal(err)
@@ -188,7 +225,8 @@ func TestSocket(t *testing.T) {
 			}
 			served <- err
 		}()
-		if os.Geteuid() == 0 { // another user, as which a pod is played, is not let in though the mode were wide
+		// A process of another user, such as a pod, is not accepted, even if the socket's mode allows it.
+		if os.Geteuid() == 0 {
 			if err := os.Chmod(path, 0o666); err != nil {
 				t.Fatal(err)
 			}
@@ -212,7 +250,8 @@ func TestSocket(t *testing.T) {
 	if _, err := listen.Dial(context.Background(), path); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a socket that nobody listens at: %v", err)
 	}
-	if _, err := listen.Socket(filepath.Join(dir, strings.Repeat("x", 200))); err == nil || !strings.Contains(err.Error(), "choose a shorter directory") {
+	if _, err := listen.Socket(filepath.Join(dir, strings.Repeat("x", 200))); err == nil ||
+		!strings.Contains(err.Error(), "choose a shorter directory") {
 		t.Errorf("a long path: %v", err)
 	}
 }

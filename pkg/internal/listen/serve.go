@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Serve serves a listener, by TLS if the server has a configuration of it, until ctx ends, and returns when no request is under way any
-// more: nil, or why it ended before. What takes longer than the limit then is cut off.
+// Serve serves a listener until ctx ends, with TLS if the server has a configuration for it. Then it waits, at most for
+// limit, until no request is under way, and returns nil. If the server ends earlier, Serve returns the reason.
 func Serve(ctx context.Context, srv *http.Server, l net.Listener, limit time.Duration) error {
 	served := make(chan error, 1)
 	go func() {

@@ -1,5 +1,5 @@
-// Package regular opens regular files, and nothing that stands in their place. Who made it may mean harm: opening a named pipe would wait for
-// a writer, for ever.
+// Package regular opens only regular files, because another user may have put a named pipe in place of a file, whose
+// reader would wait for ever.
 package regular
 
 import (
@@ -11,10 +11,10 @@ import (
 	"syscall"
 )
 
-// ErrOther is about what is there and is no regular file.
+// ErrOther means that a path leads to no regular file.
 var ErrOther = errors.New("allowed: a regular file")
 
-// Open opens a file, with the flags of os.OpenFile, if it is a regular one.
+// Open has the flags of os.OpenFile. It can return ErrOther.
 func Open(path string, flags int) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -31,7 +31,7 @@ func Open(path string, flags int) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// ReadAll reads a file that may have so many bytes.
+// ReadAll returns an error if the file has more than most bytes.
 func ReadAll(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(data)) > most {
@@ -40,7 +40,7 @@ func ReadAll(f *os.File, most int64) ([]byte, error) {
 	return data, err
 }
 
-// typeOf says in words what was opened that is not regular. Links are followed or refused, and sockets cannot be opened.
+// typeOf needs no case for symbolic links, which are followed or refused, and none for sockets, which cannot be opened.
 func typeOf(mode fs.FileMode) string {
 	switch mode.Type() {
 	case fs.ModeDir:

@@ -1,5 +1,4 @@
-// Package webhook posts JSON to others over HTTP, to ask whether something may go on or to tell them something, and
-// reads off the status what they say to that.
+// Package webhook posts JSON over HTTP. The status of the response is the server's answer.
 package webhook
 
 import (
@@ -17,31 +16,34 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/field"
 )
 
-// maxAnswer bounds what is read of an answer, and maxReason what of it is told, in bytes.
+// In bytes: how much of a response is read, and how much of it an error shows.
 const (
 	maxAnswer = 64 * 1024
 	maxReason = 300
 )
 
-// CheckURL reports, as a *field.Error of the given field, why nobody can be asked at a URL.
+// CheckURL returns, as a *field.Error of the given field, why a URL cannot be used.
 func CheckURL(name, text string) error {
 	u, err := url.Parse(text)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil {
-		return &field.Error{Field: name, Value: text, Allowed: `a URL such as "https://gate.example/check", without a user or a password`}
+		return &field.Error{
+			Field: name, Value: text,
+			Allowed: `a URL such as "https://gate.example/check", without a user or a password`,
+		}
 	}
 	return nil
 }
 
-// asker follows no redirect: what was asked is answered where it was asked.
+// asker follows no redirect, because only the given URL is allowed to answer.
 var asker = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
-// Ask posts the body as JSON, once, and returns nil when the answer is a status from 200 to 299. Any other one, a redirect among them,
-// and none within the timeout is an error, which says what came, or the context's cause.
+// Ask posts the body as JSON, once. A status outside 200 to 299, also of a redirect, is an error. If ctx ends before
+// the timeout, the error is its cause.
 func Ask(ctx context.Context, to string, timeout time.Duration, body any) error {
 	return Post(ctx, to, to, timeout, body)
 }
 
-// Post is Ask for a URL that may be a secret: errors call it name.
+// Post is Ask for a URL that may be a secret. Errors have name in place of the URL.
 func Post(ctx context.Context, to, name string, timeout time.Duration, body any) error {
 	if err := CheckURL("url", to); err != nil {
 		return err
@@ -65,7 +67,7 @@ func Post(ctx context.Context, to, name string, timeout time.Duration, body any)
 		return fmt.Errorf("post to %s: no answer within %s", name, timeout)
 	case err != nil:
 		if of, is := errors.AsType[*url.Error](err); is {
-			err = of.Err // it names the URL itself
+			err = of.Err // without the URL
 		}
 		return fmt.Errorf("post to %s: %w", name, err)
 	}
@@ -73,9 +75,10 @@ func Post(ctx context.Context, to, name string, timeout time.Duration, body any)
 	if resp.StatusCode/100 == 2 {
 		return nil
 	}
-	said, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // what came is told; the status decides
+	// The status alone decides. If the read fails, the error shows the part that was read.
+	reason, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	text := fmt.Sprintf("%s answered %s", name, resp.Status)
-	if words := strings.Join(strings.Fields(string(said)), " "); words != "" {
+	if words := strings.Join(strings.Fields(string(reason)), " "); words != "" {
 		text += ": " + field.Cut(words, maxReason)
 	}
 	return errors.New(text)

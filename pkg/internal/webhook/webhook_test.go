@@ -21,7 +21,7 @@ type question struct {
 	Stage   int    `json:"stage"`
 }
 
-// gate answers with one status.
+// gate starts a server that answers with one status.
 func gate(t *testing.T, said string, status int) (addr string, asked *atomic.Int32) {
 	t.Helper()
 	asked = &atomic.Int32{}
@@ -51,7 +51,8 @@ func ask(t *testing.T, addr string) error {
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]string{
-		200: "", 202: "", 302: "302 Found: not today", 403: "403 Forbidden: not today", 429: "429 Too Many Requests", 502: "502 Bad Gateway: not today",
+		200: "", 202: "", 302: "302 Found: not today", 403: "403 Forbidden: not today", 429: "429 Too Many Requests",
+		502: "502 Bad Gateway: not today",
 	} {
 		addr, asked := gate(t, "not\n today", status)
 		err := ask(t, addr)
@@ -69,13 +70,13 @@ func TestALongAnswerIsCut(t *testing.T) {
 	}
 }
 
-// A gate that never answers costs its timeout, and no more than the context.
+// If a gate does not answer, Ask ends after its timeout, or when the context ends.
 func TestAGateThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	hang := make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
 	t.Cleanup(s.Close)
-	t.Cleanup(func() { close(hang) }) // first
+	t.Cleanup(func() { close(hang) }) // runs first, because the server waits for its handlers when it is closed
 	err := webhook.Ask(t.Context(), s.URL, 20*time.Millisecond, nil)
 	if err == nil || !strings.Contains(err.Error(), "no answer within 20ms") {
 		t.Errorf("%v", err)
@@ -88,9 +89,12 @@ func TestAGateThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-func TestWhereNobodyCanBeAsked(t *testing.T) {
+func TestInvalidURLsAreRefused(t *testing.T) {
 	t.Parallel()
-	for _, bad := range []string{"", "gate", "ftp://x/y", "http://", "http://user:word@gate/x", "http://[", "file:///etc"} {
+	for _, bad := range []string{
+		"", "gate", "ftp://x/y", "http://", "http://user:word@gate/x", "http://[",
+		"file:///etc",
+	} {
 		err := webhook.CheckURL("update.gates.before_stage", bad)
 		var at *field.Error
 		if !errors.As(err, &at) || at.Field != "update.gates.before_stage" || at.Value != bad {

@@ -1,5 +1,5 @@
-// Package artifact fetches what a launchable runs, verifies it and unpacks it once per digest into a read-only tree
-// that all pods of the node share, and removes those that nobody uses.
+// Package artifact fetches the artifacts of launchables, verifies them, and unpacks each digest once into a read-only
+// tree that all pods of the node share. It removes artifacts that no pod uses.
 package artifact
 
 import (
@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,21 +17,31 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
+	"github.com/rcfarm/rcfarm/pkg/internal/patience"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Errors that a caller may test for. Each of them is final: fetching the same file again ends the same way, so it is
-// not done before a while has passed. Any other error of Ensure, such as ErrNoSpace, ErrSlow or a server that cannot be
-// reached, may go away.
+// These errors are final: another fetch of the same file would end in the same way, so the store waits for a while
+// before it. Other errors of Ensure, such as ErrNoSpace or ErrSlow, can be over at the next try.
 var (
 	ErrInvalid  = errors.New("not a valid artifact reference")
 	ErrDigest   = errors.New("the fetched file has another digest")
-	ErrTooLarge = errors.New("larger than this node allows")
-	ErrArchive  = errors.New("not an archive that may be unpacked")
+	ErrTooLarge = archive.ErrTooLarge
+	ErrArchive  = archive.ErrArchive
 )
 
-// Defaults of what operators choose.
+// Errors that a later try may not get.
+var (
+	ErrNoSpace = archive.ErrNoSpace
+	ErrSlow    = patience.ErrSlow
+)
+
+// SpaceError is an ErrNoSpace with the missing amount.
+type SpaceError = archive.SpaceError
+
+// Defaults of Config.
 const (
 	DefaultMaxBytes         = 2 << 30 // fetched
 	DefaultMaxUnpackedBytes = 8 << 30
@@ -43,31 +52,31 @@ const (
 	DefaultUnpackTimeout    = 5 * time.Minute
 )
 
-// maxRetryWait bounds the pause between two tries of one fetch, also when the server asks for more by Retry-After.
+// maxRetryWait is the longest pause between two tries of one fetch, even if Retry-After asks for more.
 const maxRetryWait = 10 * time.Second
 
-// tempPrefix marks what is under construction. A digest never starts with it, so leftovers are told from results.
+// tempPrefix begins the names of unfinished files and directories. No digest begins in this way.
 const tempPrefix = "tmp-"
 
-// Config is what New needs. Zero values mean the defaults that withDefaults has.
+// Config has what New needs. withDefaults replaces zeros.
 type Config struct {
-	Dir string // holds one directory per digest, and work in progress; created if missing
+	Dir string // has a directory for each digest, and unfinished work; made if missing
 
 	MaxBytes         int64 // of the file as fetched
 	MaxUnpackedBytes int64 // of the tar stream, and of all files together
-	MaxFiles         int   // files, directories and links together, counting every entry of the archive
+	MaxFiles         int   // files, directories and links; every entry of the archive counts
 
-	CacheBytes   int64 // what Prune leaves of artifacts, those in use included; they stay when they are more
-	ReserveBytes int64 // that a fetch and an unpacking leave free on the disk; negative for none
+	CacheBytes   int64 // size of the cache after Prune; it is larger if the artifacts in use are
+	ReserveBytes int64 // bytes of the disk that stay free; negative for none
 
 	FetchTimeout  time.Duration // of one whole fetch with its retries
 	UnpackTimeout time.Duration // of unpacking one archive
-	StallTimeout  time.Duration // within which a server must send 64 KiB, or the end
+	StallTimeout  time.Duration // in each such time a server must send 64 KiB, or the rest
 	Retries       int           // further tries after the first; negative for none
-	RetryWait     time.Duration // before the second try; doubles from there, up to 10 s
-	Fetches       int           // artifacts that are fetched and unpacked at the same time
-	FinalWait     time.Duration // before what was refused is fetched again; doubles from there
-	MaxFinalWait  time.Duration // bound of that doubling
+	RetryWait     time.Duration // pause before the second try; it doubles after each try, up to 10 s
+	Fetches       int           // how many artifacts are fetched and unpacked at the same time
+	FinalWait     time.Duration // pause before a refused artifact is fetched again; it doubles each time
+	MaxFinalWait  time.Duration // longest such pause
 	HTTPClient    *http.Client  // nil: a pooled client with the system's certificates
 }
 
@@ -89,28 +98,29 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Store keeps unpacked artifacts in a directory that belongs to one daemon. It is safe for concurrent use.
+// Store keeps unpacked artifacts in a directory that belongs to one daemon. It is safe for concurrent use. It
+// implements install.Artifacts and preparer.Cache.
 type Store struct {
 	cfg      Config
 	client   *http.Client
 	failures failures
-	slots    chan struct{} // one for each artifact that is being fetched
+	slots    chan struct{} // has a token for each artifact that is being fetched
 
 	mu      sync.Mutex
-	flights map[string]*flight   // by digest: work that is under way
-	usedAt  map[string]time.Time // by digest: when its use was noted last
-	lacking int64                // bytes that the disk lacked since the last Prune
+	flights map[string]*flight   // by digest: work under way
+	usedAt  map[string]time.Time // by digest: when the use was last recorded
+	lacking int64                // most bytes that were missing for a fetch since the last Prune
 }
 
-// flight is one caller's work that others wait for.
+// flight is the work of one caller, for which others can wait.
 type flight struct {
-	url       string        // that it is fetched from
+	url       string        // the artifact is fetched from this URL
 	done      chan struct{} // closed when err and abandoned are set
 	err       error
-	abandoned bool // the worker's own context ended: whoever waited tries for itself
+	abandoned bool // the worker's context ended, so a waiting caller must try again
 }
 
-// New opens the store, making its directory and removing what a crash left half done in it.
+// New opens the store. It removes unfinished work that a crash has left.
 func New(cfg Config) (*Store, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, fmt.Errorf("artifact directory %q: not valid; allowed: an absolute path", cfg.Dir)
@@ -119,7 +129,7 @@ func New(cfg Config) (*Store, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make artifact directory: %w", err)
 	}
-	// Pods with users of their own run what is in it, whatever the umask was.
+	// Pods with other users run programs from this directory, so its mode must not depend on the umask.
 	if err := os.Chmod(cfg.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("open artifact directory to pods: %w", err)
 	}
@@ -131,17 +141,18 @@ func New(cfg Config) (*Store, error) {
 		if !leftover(entry.Name(), entries) {
 			continue
 		}
-		if err := removeTree(filepath.Join(cfg.Dir, entry.Name())); err != nil {
+		if err := archive.RemoveTree(filepath.Join(cfg.Dir, entry.Name())); err != nil {
 			return nil, fmt.Errorf("remove leftover: %w", err)
 		}
 	}
 	return &Store{
-		cfg: cfg, client: newClient(cfg), flights: map[string]*flight{}, usedAt: map[string]time.Time{}, slots: make(chan struct{}, cfg.Fetches),
+		cfg: cfg, client: newClient(cfg), flights: map[string]*flight{}, usedAt: map[string]time.Time{},
+		slots:    make(chan struct{}, cfg.Fetches),
 		failures: failures{least: cfg.FinalWait, most: cfg.MaxFinalWait, known: map[string]failure{}},
 	}, nil
 }
 
-// leftover reports whether a file is what a crash left: something under construction, or a listing without its tree.
+// leftover reports whether a crash has left a file: unfinished work, or a listing without its tree.
 func leftover(name string, all []os.DirEntry) bool {
 	if strings.HasPrefix(name, tempPrefix) || strings.HasSuffix(name, durable.TempSuffix) {
 		return true
@@ -152,21 +163,22 @@ func leftover(name string, all []os.DirEntry) bool {
 
 func (s *Store) tree(digest string) string { return filepath.Join(s.cfg.Dir, digest) }
 
-// Ensure returns the directory that holds the unpacked artifact, fetching and unpacking it first if it is not there
-// yet. Callers that ask for one digest at the same time share the work. Errors to test for: ErrInvalid, ErrDigest,
-// ErrTooLarge, ErrArchive, ErrNoSpace, ErrSlow and those of the context. Each has a method Refused() bool.
+// Ensure returns the directory of the unpacked artifact, which it makes if it is missing. Callers that ask for the same
+// digest share the work. Errors to test for: ErrInvalid, ErrDigest, ErrTooLarge, ErrArchive, ErrNoSpace, ErrSlow and
+// the errors of the context. Each error has a method Refused() bool.
 func (s *Store) Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error) {
 	return s.tree(a.SHA256), s.make(ctx, a, s.ensure)
 }
 
-// Renew fetches an artifact anew that is not whole on the disk. Until the new tree is complete the old one stays; then it is replaced at one
-// stroke, so that what runs and what starts meanwhile always finds one of them. The errors are those of Ensure.
+// Renew fetches an artifact again, because its tree on the disk is damaged. It replaces the old tree in one step, so
+// pods always find one of the two. It returns the same errors as Ensure.
 func (s *Store) Renew(ctx context.Context, a manifest.Artifact) error {
 	return s.make(ctx, a, s.obtain)
 }
 
-// make has the work for an artifact done, once for all who ask at the same time.
-func (s *Store) make(ctx context.Context, a manifest.Artifact, work func(ctx context.Context, src source, digest string) error) error {
+func (s *Store) make(ctx context.Context, a manifest.Artifact,
+	work func(ctx context.Context, src source, digest string) error,
+) error {
 	src, err := parse(a)
 	if err != nil {
 		return failed{err}
@@ -177,8 +189,8 @@ func (s *Store) make(ctx context.Context, a manifest.Artifact, work func(ctx con
 	return nil
 }
 
-// share does the work, or waits for who is at the same digest already and takes over the outcome. A failure to fetch it
-// from elsewhere is not ours.
+// share does the work, or waits for a caller that already works on this digest and returns that caller's result. It
+// does the work itself if the other has failed with another URL, or if the other's context has ended.
 func (s *Store) share(ctx context.Context, a manifest.Artifact, work func() error) error {
 	for {
 		mine, theirs := s.join(a)
@@ -193,12 +205,12 @@ func (s *Store) share(ctx context.Context, a manifest.Artifact, work func() erro
 				return theirs.err
 			}
 		case <-ctx.Done():
-			return ended(ctx)
+			return patience.Ended(ctx)
 		}
 	}
 }
 
-// join returns a new flight of the caller's own, or else the one that is under way.
+// join returns the flight under way for the digest as theirs. If there is none, it begins one and returns it as mine.
 func (s *Store) join(a manifest.Artifact) (mine, theirs *flight) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +222,7 @@ func (s *Store) join(a manifest.Artifact) (mine, theirs *flight) {
 	return f, nil
 }
 
-// leave ends a flight, and notes what Prune must know.
+// leave ends a flight, and stores what Prune must know.
 func (s *Store) leave(digest string, f *flight, err error, abandoned bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,16 +231,15 @@ func (s *Store) leave(digest string, f *flight, err error, abandoned bool) {
 	case err == nil:
 		s.markUsed(digest, time.Now())
 	case errors.As(err, &space):
-		s.lacking = max(s.lacking, space.missing())
+		s.lacking = max(s.lacking, space.Missing())
 	case durable.Full(err):
-		s.lacking = max(s.lacking, askAgain)
+		s.lacking = max(s.lacking, archive.AskAgain)
 	}
 	delete(s.flights, digest)
 	f.err, f.abandoned = err, err != nil && abandoned
 	close(f.done)
 }
 
-// ensure does the work of one flight.
 func (s *Store) ensure(ctx context.Context, src source, digest string) error {
 	if info, err := os.Lstat(s.tree(digest)); err == nil && info.IsDir() {
 		return nil
@@ -236,8 +247,8 @@ func (s *Store) ensure(ctx context.Context, src source, digest string) error {
 	return s.obtain(ctx, src, digest)
 }
 
-// obtain fetches and unpacks, unless the same was refused a short while ago. Only here is anybody kept waiting for the fetches
-// of others: what is on the disk, or known to be refused, costs none.
+// obtain fetches and unpacks the artifact. If the same artifact was refused a short time ago, it returns the same error
+// at once. Otherwise it waits until few enough fetches are under way.
 func (s *Store) obtain(ctx context.Context, src source, digest string) error {
 	if err := s.failures.recall(src, digest, time.Now()); err != nil {
 		return err
@@ -246,7 +257,7 @@ func (s *Store) obtain(ctx context.Context, src source, digest string) error {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	case <-ctx.Done():
-		return ended(ctx)
+		return patience.Ended(ctx)
 	}
 	version := fileVersion(src)
 	err := s.build(ctx, src, digest)
@@ -256,47 +267,47 @@ func (s *Store) obtain(ctx context.Context, src source, digest string) error {
 	return s.failures.record(src, digest, version, err, time.Now())
 }
 
-// build makes everything under temporary names in the same directory, so that the final rename is atomic and a crash
-// leaves nothing that looks finished.
+// build works under temporary names in the same directory, and renames the result at the end, so that a crash leaves
+// nothing unfinished under a final name.
 func (s *Store) build(ctx context.Context, src source, digest string) (err error) {
-	archive, err := os.CreateTemp(s.cfg.Dir, tempPrefix+"fetch-")
+	packed, err := os.CreateTemp(s.cfg.Dir, tempPrefix+"fetch-")
 	if err != nil {
 		return fmt.Errorf("make a temporary file: %w", err)
 	}
-	defer func() { err = errors.Join(err, archive.Close(), os.Remove(archive.Name())) }()
-	if err := s.fetch(ctx, src, archive, digest); err != nil {
+	defer func() { err = errors.Join(err, packed.Close(), os.Remove(packed.Name())) }()
+	if err := s.fetch(ctx, src, packed, digest); err != nil {
 		return err
 	}
 	tree, err := os.MkdirTemp(s.cfg.Dir, tempPrefix+"tree-")
 	if err != nil {
 		return fmt.Errorf("make a temporary directory: %w", err)
 	}
-	if err := s.install(ctx, archive, tree, digest); err != nil {
-		return errors.Join(err, removeTree(tree))
+	if err := s.install(ctx, packed, tree, digest); err != nil {
+		return errors.Join(err, archive.RemoveTree(tree))
 	}
 	return nil
 }
 
-// install turns a verified archive into the final directory.
-func (s *Store) install(ctx context.Context, archive *os.File, tree, digest string) error {
-	size, err := unpackedSize(archive)
+func (s *Store) install(ctx context.Context, packed *os.File, tree, digest string) error {
+	size, err := unpackedSize(packed)
 	if err != nil {
 		return err
 	}
 	room := s.room()
-	if err := room.check(min(size, s.cfg.MaxUnpackedBytes), "unpacking"); err != nil {
+	if err := room.Check(min(size, s.cfg.MaxUnpackedBytes), "unpacking"); err != nil {
 		return err
 	}
-	if _, err := archive.Seek(0, 0); err != nil {
+	if _, err := packed.Seek(0, 0); err != nil {
 		return fmt.Errorf("rewind the fetched file: %w", err)
 	}
 	limits := limits{bytes: s.cfg.MaxUnpackedBytes, entries: s.cfg.MaxFiles, room: room}
-	late := fmt.Errorf("unpack: not done within %s; allowed: archives that take less here, or a disk that is quicker: %w", s.cfg.UnpackTimeout, context.DeadlineExceeded)
+	late := fmt.Errorf("unpack: not done within %s; allowed: archives that take less here, or a disk that is "+
+		"quicker: %w", s.cfg.UnpackTimeout, context.DeadlineExceeded)
 	soon, cancel := context.WithTimeoutCause(ctx, s.cfg.UnpackTimeout, late)
 	defer cancel()
-	if err := unpack(soon, archive, tree, limits); err != nil {
+	if err := unpack(soon, packed, tree, limits); err != nil {
 		if soon.Err() != nil && ctx.Err() == nil {
-			return late // another try may be in time
+			return late // not final, because another try may be faster
 		}
 		return err
 	}
@@ -304,7 +315,7 @@ func (s *Store) install(ctx context.Context, archive *os.File, tree, digest stri
 	if err != nil {
 		return fmt.Errorf("measure the unpacked tree: %w", err)
 	}
-	if err := syncFilesystem(tree); err != nil {
+	if err := archive.SyncFilesystem(tree); err != nil {
 		return err
 	}
 	if err := s.writeListing(digest, l); err != nil {
@@ -313,13 +324,15 @@ func (s *Store) install(ctx context.Context, archive *os.File, tree, digest stri
 	return s.put(tree, s.tree(digest))
 }
 
-func (s *Store) room() *room { return &room{dir: s.cfg.Dir, reserve: s.cfg.ReserveBytes} }
+func (s *Store) room() *archive.Room {
+	return &archive.Room{Dir: s.cfg.Dir, Reserve: s.cfg.ReserveBytes}
+}
 
-// put gives the tree its final name. What bears that name already is replaced and removed.
+// put gives the tree its final name, and removes another tree that has it.
 func (s *Store) put(tree, dir string) error {
-	old := tree // after the exchange of the names
+	old := tree // if the names were exchanged, the old tree has this name
 	if unix.Renameat2(unix.AT_FDCWD, tree, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE) != nil {
-		// There is nothing to replace, or the file system cannot: then there is a moment without either.
+		// There is no old tree, or the file system cannot exchange names. Then no tree has the name for a moment.
 		old = tree + "-old"
 		err := ignoreMissing(os.Rename(dir, old))
 		if err == nil {
@@ -332,39 +345,5 @@ func (s *Store) put(tree, dir string) error {
 	if err := durable.SyncDir(s.cfg.Dir); err != nil {
 		return fmt.Errorf("write artifact directory to disk: %w", err)
 	}
-	return removeTree(old)
-}
-
-// syncFilesystem makes the tree durable with one call: an fsync per file costs a journal commit each, which takes
-// minutes for an artifact of many small files.
-func syncFilesystem(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("open the unpacked tree: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
-		return fmt.Errorf("write the unpacked tree to disk: %w", err)
-	}
-	return nil
-}
-
-// removeTree removes a tree whose directories may be read-only. Symbolic links are removed, never followed.
-func removeTree(path string) error {
-	err := filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			return os.Chmod(p, 0o700) //nolint:gosec // the tree is ours alone, and is about to go
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("make %s writable: %w", path, err)
-	}
-	if err := os.RemoveAll(path); err != nil {
-		return fmt.Errorf("remove %s: %w", path, err)
-	}
-	return nil
+	return archive.RemoveTree(old)
 }

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(m.Run())) }
 
-// tempDir is t.TempDir for what will hold read-only trees, which only root can remove as they are.
+// tempDir is t.TempDir whose directories become writable at the end, because only root can remove read-only trees.
 func tempDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -162,7 +162,7 @@ func TestEnsureDoesTheWorkOnce(t *testing.T) {
 	}
 }
 
-// A caller that gives up must not take those down that wait for the same digest.
+// A caller that gives up fails no other caller that waits for the same digest.
 func TestEnsureWaiterTakesOverFromCancelledCaller(t *testing.T) {
 	data := goodArchive(t)
 	var requests atomic.Int64
@@ -195,7 +195,7 @@ func TestEnsureWaiterTakesOverFromCancelledCaller(t *testing.T) {
 	wg.Wait()
 }
 
-// A server that does not have the file is no trouble of those who fetch it from elsewhere.
+// If one server lacks the file, callers that fetch it from another server do not fail.
 func TestEnsureTriesItsOwnServer(t *testing.T) {
 	data := goodArchive(t)
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -224,7 +224,7 @@ func TestEnsureTriesItsOwnServer(t *testing.T) {
 	wg.Wait()
 }
 
-// newWaiting returns a context that tells when somebody waits for its end.
+// newWaiting's channel closes when a caller begins to wait for the end of the context.
 func newWaiting(ctx context.Context) (context.Context, <-chan struct{}) {
 	w := &waiting{Context: ctx, begun: make(chan struct{})}
 	return w, w.begun
@@ -274,7 +274,8 @@ func TestNewRemovesLeftovers(t *testing.T) {
 }
 
 func TestNewRefusesRelativeDir(t *testing.T) {
-	if _, err := artifact.New(artifact.Config{Dir: "artifacts"}); err == nil || !strings.Contains(err.Error(), `"artifacts"`) {
+	if _, err := artifact.New(artifact.Config{Dir: "artifacts"}); err == nil ||
+		!strings.Contains(err.Error(), `"artifacts"`) {
 		t.Errorf("got %v, want an error that names the directory", err)
 	}
 }
@@ -287,8 +288,14 @@ func TestEnsureRefusesBadReferences(t *testing.T) {
 		want   string
 	}{
 		{"kind", func(a *manifest.Artifact) { a.Kind = "oci" }, `kind: "oci" is not valid; allowed: tar`},
-		{"digest is a path", func(a *manifest.Artifact) { a.SHA256 = "../x" }, `sha256: "../x" is not valid; allowed: 64`},
-		{"http", func(a *manifest.Artifact) { a.URL = "http://h/p" }, `url: "http://h/p" is not valid; allowed: file:///`},
+		{
+			"digest is a path", func(a *manifest.Artifact) { a.SHA256 = "../x" },
+			`sha256: "../x" is not valid; allowed: 64`,
+		},
+		{
+			"http", func(a *manifest.Artifact) { a.URL = "http://h/p" },
+			`url: "http://h/p" is not valid; allowed: file:///`,
+		},
 		{"relative file", func(a *manifest.Artifact) { a.URL = "file:a" }, `url: "file:a" is not valid`},
 		{"password", func(a *manifest.Artifact) { a.URL = "https://u:p@h/p" }, `is not valid`},
 	}
@@ -311,7 +318,8 @@ func TestEnsureFile(t *testing.T) {
 		got := a.SHA256
 		a.SHA256 = strings.Repeat("0", 64)
 		_, err := s.Ensure(t.Context(), a)
-		wantError(t, err, artifact.ErrDigest, fmt.Sprintf("artifact %s: sha256 of the ", a.URL), "expected "+a.SHA256+", got "+got)
+		wantError(t, err, artifact.ErrDigest, fmt.Sprintf("artifact %s: sha256 of the ", a.URL),
+			"expected "+a.SHA256+", got "+got)
 	})
 	t.Run("too large", func(t *testing.T) {
 		_, err := s.Ensure(t.Context(), fileArtifact(t, make([]byte, 4097)))
@@ -328,13 +336,14 @@ func TestEnsureFile(t *testing.T) {
 		if err := unix.Mkfifo(path, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: "file://" + path, SHA256: strings.Repeat("0", 64)})
+		_, err := s.Ensure(t.Context(),
+			manifest.Artifact{Kind: "tar", URL: "file://" + path, SHA256: strings.Repeat("0", 64)})
 		wantError(t, err, artifact.ErrInvalid, path, "is a named pipe", "allowed: a regular file")
 	})
 	wantEmpty(t, dir)
 }
 
-// serve starts an https server and returns an address on it and a client that trusts it.
+// serve returns the URL of an https server, and a client that trusts it.
 func serve(t *testing.T, handler http.HandlerFunc) (url string, client *http.Client) {
 	t.Helper()
 	srv := httptest.NewTLSServer(handler)

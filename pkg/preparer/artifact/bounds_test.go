@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
 
-// Each level costs each entry below it: there are few.
+// Levels are limited, because each makes each entry below it more expensive.
 func TestUnpackBoundsLevels(t *testing.T) {
 	t.Parallel()
 	deep := func(levels int) manifest.Artifact {
@@ -30,13 +30,14 @@ func TestUnpackBoundsLevels(t *testing.T) {
 		t.Errorf("64 parts: %v", err)
 	}
 	_, err := s.Ensure(t.Context(), deep(65))
-	if !errors.Is(err, artifact.ErrArchive) || !strings.Contains(err.Error(), "path of 65 parts; allowed: at most 64 parts") {
+	if !errors.Is(err, artifact.ErrArchive) ||
+		!strings.Contains(err.Error(), "path of 65 parts; allowed: at most 64 parts") {
 		t.Errorf("65 parts: %v", err)
 	}
 }
 
-// An archive that takes too long gives its place up, and is tried again: the disk may have been slow.
-func TestUnpackTakesNotTooLong(t *testing.T) {
+// An archive that takes too long is given up. The next call tries again, because perhaps the disk was slow.
+func TestUnpackEndsAtItsTimeout(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	data := goodArchive(t)
@@ -51,7 +52,8 @@ func TestUnpackTakesNotTooLong(t *testing.T) {
 		error
 		Refused() bool
 	}](err)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not done within 1ns") || !is || refused.Refused() {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not done within 1ns") || !is ||
+		refused.Refused() {
 		t.Errorf("got %v (refused for good: %t)", err, is && refused.Refused())
 	}
 	patient, _ := newStore(t, artifact.Config{})

@@ -16,7 +16,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
 
-// live says that exactly these are in use.
 func live(in ...manifest.Artifact) func() (map[string]bool, bool) {
 	digests := map[string]bool{}
 	for _, a := range in {
@@ -25,7 +24,7 @@ func live(in ...manifest.Artifact) func() (map[string]bool, bool) {
 	return func() (map[string]bool, bool) { return digests, true }
 }
 
-// age makes an artifact look as if it was used so many hours from now last.
+// age sets an artifact's last use to so many hours from now.
 func age(t *testing.T, dir string, a manifest.Artifact, hours int) {
 	t.Helper()
 	at := time.Now().Add(time.Duration(hours) * time.Hour)
@@ -50,7 +49,7 @@ func wantEntries(t *testing.T, dir string, want ...string) {
 	}
 }
 
-// cache is a store with so many artifacts, the first used longest ago.
+// cache returns a store with n artifacts, the first used longest ago.
 func cache(t *testing.T, n int, limit int64) (*artifact.Store, string, []manifest.Artifact) {
 	t.Helper()
 	s, dir := newStore(t, artifact.Config{CacheBytes: limit})
@@ -92,7 +91,7 @@ func TestPruneRemovesTheLeastRecentlyUsed(t *testing.T) {
 	}
 }
 
-func TestPruneLeavesWhatIsUsed(t *testing.T) {
+func TestPruneKeepsWhatIsUsed(t *testing.T) {
 	s, dir, all := cache(t, 3, 1)
 	removed, left, err := s.Prune(func() (map[string]bool, bool) { return nil, false })
 	if err != nil || len(removed) != 0 || left < 3*mib {
@@ -104,7 +103,7 @@ func TestPruneLeavesWhatIsUsed(t *testing.T) {
 	wantEntries(t, dir, names(all...)...)
 }
 
-// The order of use is that of Ensure and of being in use, and survives a restart.
+// Ensure, and a Prune that finds the artifact in use, count as use. The order survives a restart.
 func TestPruneOrderSurvivesRestart(t *testing.T) {
 	_, dir, all := cache(t, 4, 0) // all[0] was used longest ago
 	s, err := artifact.New(artifact.Config{Dir: dir})
@@ -141,8 +140,7 @@ func TestEnsureNotesUse(t *testing.T) {
 	}
 }
 
-// An artifact that is on its way is not removed under the hands of who asked for it, and one that was removed is
-// fetched again by who asks next.
+// Prune spares an artifact for which a caller waits. A removed artifact is fetched again.
 func TestPruneSparesWorkUnderWay(t *testing.T) {
 	data := goodArchive(t)
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -175,7 +173,7 @@ func TestPruneSparesWorkUnderWay(t *testing.T) {
 	}
 }
 
-// What is being fetched anew stays, however unused it seems.
+// Prune keeps an artifact that is being renewed, even if it was never used.
 func TestPruneSparesWhatIsRenewed(t *testing.T) {
 	data := goodArchive(t)
 	var requests atomic.Int64
@@ -204,7 +202,7 @@ func TestPruneSparesWhatIsRenewed(t *testing.T) {
 	}
 }
 
-// Until the new tree is complete, the old one stays.
+// Until the new tree is complete, the old tree stays.
 func TestRenewKeepsWhatItCannotReplace(t *testing.T) {
 	s, dir := newStore(t, artifact.Config{})
 	a := fileArtifact(t, goodArchive(t))
@@ -225,7 +223,6 @@ func TestRenewKeepsWhatItCannotReplace(t *testing.T) {
 		t.Error(err)
 	}
 	wantEntries(t, dir, names(a)...)
-	// Who has something of the old tree open keeps it.
 	open, err := os.Open(program)
 	if err != nil {
 		t.Fatal(err)

@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// final reports whether fetching the same file again would end the same way.
+// final reports whether another fetch of the same file would end with the same error.
 func final(err error) bool {
-	return slices.ContainsFunc([]error{ErrInvalid, ErrDigest, ErrTooLarge, ErrArchive}, func(is error) bool { return errors.Is(err, is) })
+	return slices.ContainsFunc([]error{ErrInvalid, ErrDigest, ErrTooLarge, ErrArchive},
+		func(is error) bool { return errors.Is(err, is) })
 }
 
-// gone marks that the server, or the node, does not have the file.
+// gone means that the server or the node does not have the file.
 type gone struct{ error }
 
 func (g gone) Unwrap() error { return g.error }
@@ -25,33 +26,32 @@ type failed struct{ error }
 
 func (f failed) Unwrap() error { return f.error }
 
-// Refused reports whether it is about the artifact itself, so that asking again ends the same way until somebody puts another file there:
-// it is not there, or is not what the manifest says, or may not be unpacked here.
+// Refused reports whether the error is about the artifact itself: the file is missing, has another digest than in the
+// manifest, or may not be unpacked here. Another try ends in the same way until the file is replaced.
 func (f failed) Refused() bool {
 	_, missing := errors.AsType[gone](f.error)
 	return missing || final(f.error)
 }
 
-// failures remembers what was refused, so that it is not fetched again and again. Not for ever: an operator may put
-// another file there. A local file that changed is tried at once.
+// failures remembers refused artifacts, so that they are not fetched again and again. After a pause, or when a local
+// file has changed, the artifact is fetched again, because an operator may have replaced the file.
 type failures struct {
-	least, most time.Duration // pause before the next try; it doubles with each
+	least, most time.Duration // pause before the next try; it doubles after each try
 
 	mu    sync.Mutex
 	known map[string]failure // by digest and URL
 }
 
-// failure is one refusal. Its error says when the file is looked at again, so that it reads the same until then.
+// failure is one refusal. Its error has the time of the next try.
 type failure struct {
 	err     error
 	pause   time.Duration
 	until   time.Time
-	version string // of a local file
+	version string // fileVersion of a local file
 }
 
 func failureKey(src source, digest string) string { return digest + " " + src.url + src.file }
 
-// recall returns the remembered error while the pause lasts.
 func (f *failures) recall(src source, digest string, now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -62,13 +62,13 @@ func (f *failures) recall(src source, digest string, now time.Time) error {
 	return last.err
 }
 
-// record takes in how a fetch ended and returns the error to report. Any end but a final error leaves things open.
+// record stores how a fetch ended, and returns the error to report. It remembers final errors.
 func (f *failures) record(src source, digest string, version string, err error, now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for key, last := range f.known {
 		if now.Sub(last.until) > f.most {
-			delete(f.known, key) // nobody asked for it in a long time
+			delete(f.known, key) // no caller has asked for this artifact for a long time
 		}
 	}
 	key := failureKey(src, digest)
@@ -86,7 +86,7 @@ func (f *failures) record(src source, digest string, version string, err error, 
 	return err
 }
 
-// fileVersion tells versions of a local file apart. A file that is not there has one too.
+// fileVersion returns text that changes when a local file changes, appears or disappears. For a URL it returns "".
 func fileVersion(src source) string {
 	if src.file == "" {
 		return ""

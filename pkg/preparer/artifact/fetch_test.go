@@ -41,9 +41,22 @@ func TestFetchHTTPS(t *testing.T) {
 			}
 			_, _ = w.Write(data)
 		}, 2, nil, nil},
-		{"always truncated", func(_ int64, w http.ResponseWriter, _ *http.Request) { truncate(w, data) }, 3, errAny, []string{"unexpected EOF", "3 tries"}},
-		{"always busy", func(_ int64, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, 3, errAny, []string{"502", "3 tries"}},
-		{"not there", func(_ int64, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }, 1, errAny, []string{"404 Not Found"}},
+		{
+			"always truncated", func(_ int64, w http.ResponseWriter, _ *http.Request) { truncate(w, data) }, 3, errAny,
+			[]string{"unexpected EOF", "3 tries"},
+		},
+		{
+			"always busy",
+			func(_ int64, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) },
+			3, errAny,
+			[]string{"502", "3 tries"},
+		},
+		{
+			"not there", func(_ int64, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
+			1,
+			errAny,
+			[]string{"404 Not Found"},
+		},
 		{"announces too much", func(_ int64, w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000000")
 		}, 1, artifact.ErrTooLarge, []string{"file of 1000000 bytes", "allowed: at most 65536 bytes"}},
@@ -54,7 +67,10 @@ func TestFetchHTTPS(t *testing.T) {
 			}
 		}, 1, artifact.ErrTooLarge, []string{"more than 65536 bytes"}},
 		{
-			"another file", func(_ int64, w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("other")) }, 1,
+			"another file", func(_ int64, w http.ResponseWriter, _ *http.Request) {
+				_,
+					_ = w.Write([]byte("other"))
+			}, 1,
 			artifact.ErrDigest,
 			[]string{"expected " + digestOf(data), "got " + digestOf([]byte("other"))},
 		},
@@ -95,22 +111,27 @@ func refused(err error) bool {
 	return errors.As(err, &r) && r.Refused()
 }
 
-// What asking again may mend was not refused.
+// An error is a refusal only if another try cannot succeed.
 func TestRefused(t *testing.T) {
 	for status, want := range map[int]bool{
-		http.StatusNotFound: true, http.StatusGone: true, http.StatusBadGateway: false, http.StatusForbidden: false, http.StatusOK: true, // another file
+		// with StatusOK the server sends an empty file, of another digest
+		http.StatusNotFound: true, http.StatusGone: true, http.StatusBadGateway: false, http.StatusForbidden: false,
+		http.StatusOK: true,
 	} {
 		url, client := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
 		s, _ := newStore(t, artifact.Config{HTTPClient: client, Retries: 1})
 		a := manifest.Artifact{Kind: "tar", URL: url, SHA256: strings.Repeat("0", 64)}
-		for range 2 { // the second time it is remembered, or asked again
+		for range 2 { // the second error is remembered, or comes from another request
 			if _, err := s.Ensure(t.Context(), a); err == nil || refused(err) != want {
 				t.Errorf("status %d: refused: %v: %v", status, refused(err), err)
 			}
 		}
 	}
 	s, dir := newStore(t, artifact.Config{})
-	if _, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: "file://" + dir + "/none", SHA256: strings.Repeat("0", 64)}); !refused(err) {
+	if _, err := s.Ensure(t.Context(), manifest.Artifact{
+		Kind: "tar", URL: "file://" + dir + "/none",
+		SHA256: strings.Repeat("0", 64),
+	}); !refused(err) {
 		t.Errorf("a file that is not there was not refused: %v", err)
 	}
 }
@@ -125,18 +146,19 @@ func TestFetchTimeout(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// A fetch that is given up in its middle was not refused, although net/http may say that the body has ended.
+// A cancelled fetch is no refusal, although net/http can report it as the end of the body.
 func TestFetchTimeoutInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := &http.Client{Transport: breaksOff{}}
 		s, dir := newStore(t, artifact.Config{HTTPClient: client, FetchTimeout: time.Minute, StallTimeout: time.Hour})
-		_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: "https://server/a", SHA256: strings.Repeat("0", 64)})
+		_, err := s.Ensure(t.Context(),
+			manifest.Artifact{Kind: "tar", URL: "https://server/a", SHA256: strings.Repeat("0", 64)})
 		wantError(t, err, context.DeadlineExceeded, "fetch took longer than 1m0s")
 		wantEmpty(t, dir)
 	})
 }
 
-// breaksOff ends the body when the request is cancelled, as a real transport does now and then.
+// breaksOff ends a cancelled body with io.EOF, as a real transport sometimes does.
 type breaksOff struct{}
 
 func (breaksOff) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -166,7 +188,7 @@ func TestFetchDistrustsUnknownCertificate(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// truncate announces the whole body and breaks the connection after half of it.
+// truncate announces the whole body, and closes the connection after half.
 func truncate(w http.ResponseWriter, data []byte) {
 	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
 	_, _ = w.Write(data[:len(data)/2])
@@ -174,7 +196,7 @@ func truncate(w http.ResponseWriter, data []byte) {
 	panic(http.ErrAbortHandler)
 }
 
-// Whoever fetches waits for a slot; whoever need not fetch does not, and neither does who is told that it was refused.
+// Only a fetch waits for a slot, not an artifact that exists or a refusal that is remembered.
 func TestOnlyFetchesTakeSlots(t *testing.T) {
 	asked, release := make(chan struct{}), make(chan struct{})
 	url, client := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -11,16 +11,18 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 )
 
-// FuzzUnpack unpacks whatever comes, as a tar stream and as it is. Besides the seeds here, testdata/fuzz/FuzzUnpack holds
-// inputs that reach code which these do not.
+// FuzzUnpack unpacks compressed data as it is, and other data as a tar stream. Inputs in testdata reach code that the
+// seeds here do not reach.
 func FuzzUnpack(f *testing.F) {
 	for _, seed := range seeds(f) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if bytes.HasPrefix(data, []byte("\x1f\x8b")) { // otherwise its header is all that is looked at
+		if bytes.HasPrefix(data, []byte("\x1f\x8b")) { // without this header, gzip would refuse the data at once
 			unpackAndJudge(t, data)
 			return
 		}
@@ -39,18 +41,19 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-func unpackAndJudge(t *testing.T, archive []byte) {
+func unpackAndJudge(t *testing.T, packed []byte) {
 	t.Helper()
 	base, err := os.MkdirTemp("", "fuzz")
 	if err != nil {
 		t.Fatal(err)
 	}
 	tree := filepath.Join(base, "tree")
-	if err := errors.Join(os.Mkdir(tree, 0o700), os.WriteFile(filepath.Join(base, "sentinel"), []byte("kept"), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(tree, 0o700),
+		os.WriteFile(filepath.Join(base, "sentinel"), []byte("kept"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	limits := limits{bytes: 8 << 10, entries: 50, room: &room{dir: base}}
-	unpackErr := unpack(context.Background(), bytes.NewReader(archive), tree, limits)
+	limits := limits{bytes: 8 << 10, entries: 50, room: &archive.Room{Dir: base}}
+	unpackErr := unpack(context.Background(), bytes.NewReader(packed), tree, limits)
 	if content, err := os.ReadFile(filepath.Join(base, "sentinel")); err != nil || string(content) != "kept" {
 		t.Errorf("the file beside the tree: %q, %v", content, err)
 	}
@@ -61,12 +64,12 @@ func unpackAndJudge(t *testing.T, archive []byte) {
 	if unpackErr != nil && !final(unpackErr) {
 		t.Errorf("an archive was taken for trouble of the node: %v", unpackErr)
 	}
-	if err := removeTree(base); err != nil {
+	if err := archive.RemoveTree(base); err != nil {
 		t.Errorf("cannot be removed: %v", err)
 	}
 }
 
-// judgeTree checks what must hold of any tree, complete or not.
+// judgeTree also judges incomplete trees.
 func judgeTree(t *testing.T, tree string, limits limits, complete bool) {
 	t.Helper()
 	var entries int
@@ -123,7 +126,7 @@ func judgeLink(t *testing.T, tree, path string) {
 	}
 }
 
-// seeds are archives of every kind of entry, good and bad.
+// seeds has every kind of entry, valid and invalid.
 func seeds(tb testing.TB) [][]byte {
 	tb.Helper()
 	pack := func(headers ...tar.Header) []byte {
@@ -152,7 +155,8 @@ func seeds(tb testing.TB) [][]byte {
 	dir := tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o755}
 	return [][]byte{
 		nil,
-		pack(dir, reg("d/a", 0o755, 3), link(tar.TypeSymlink, "l", "d/a"), link(tar.TypeLink, "h", "d/a"), reg("d/a", 0o600, 0)),
+		pack(dir, reg("d/a", 0o755, 3), link(tar.TypeSymlink, "l", "d/a"), link(tar.TypeLink, "h", "d/a"),
+			reg("d/a", 0o600, 0)),
 		pack(link(tar.TypeSymlink, "d", ".."), reg("d/x", 0o644, 1)),
 		pack(dir, link(tar.TypeSymlink, "d/l", ".."), link(tar.TypeSymlink, "m", "d/l/../x")),
 		pack(reg("../x", 0o644, 1)),
@@ -162,6 +166,9 @@ func seeds(tb testing.TB) [][]byte {
 		pack(reg("big", 0o644, 5_000), reg("big2", 0o644, 5_000)),
 		pack(reg(strings.Repeat("a/", 60)+"x", 0o644, 0)),
 		pack(reg(strings.Repeat("long", 40), 0o644, 0), link(tar.TypeSymlink, "l", strings.Repeat("t", 200))),
-		pack(tar.Header{Typeflag: tar.TypeReg, Name: "pax", Mode: 0o644, PAXRecords: map[string]string{"comment": "c"}, Format: tar.FormatPAX}),
+		pack(tar.Header{
+			Typeflag: tar.TypeReg, Name: "pax", Mode: 0o644, PAXRecords: map[string]string{"comment": "c"},
+			Format: tar.FormatPAX,
+		}),
 	}
 }

@@ -3,48 +3,33 @@ package artifact
 import (
 	"encoding/json"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 )
 
-// listingSuffix ends the name of the file, beside each tree, that says what was unpacked. Its modification time is when
-// the tree was last used, so that the order survives restarts.
+// listingSuffix ends the name of a listing, a file beside each tree. Its modification time is the time when the tree
+// was last used, so that the order of use survives restarts.
 const listingSuffix = ".json"
 
-// listing is what is to be known of a tree without a walk through it.
+// listing has the size of a tree, so that Prune need not walk it.
 type listing struct {
-	Bytes int64 `json:"bytes"` // on the disk, roughly
+	Bytes int64 `json:"bytes"` // approximate size on the disk
 }
 
-// measure walks a tree. It follows no symbolic link.
+// measure does not follow symbolic links.
 func measure(tree string) (listing, error) {
-	var l listing
-	err := filepath.WalkDir(tree, func(_ string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		info, err := entry.Info()
-		if err != nil {
-			return err
-		}
-		size := int64(0)
-		if info.Mode().IsRegular() {
-			size = info.Size()
-		}
-		l.Bytes += occupied(size)
-		return nil
-	})
-	return l, err
+	bytes, _, err := archive.Measure(tree)
+	return listing{Bytes: bytes}, err
 }
 
 func (s *Store) listingPath(digest string) string {
 	return filepath.Join(s.cfg.Dir, digest+listingSuffix)
 }
 
-// writeListing makes a listing durable. It is there before its tree is.
+// writeListing is called before the tree gets its final name.
 func (s *Store) writeListing(digest string, l listing) error {
 	data, err := json.Marshal(l)
 	if err == nil {

@@ -10,29 +10,30 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// cached is one unpacked artifact.
 type cached struct {
 	digest string
 	bytes  int64 // on the disk, roughly
 	used   time.Time
 }
 
-// Prune removes artifacts until the cache is no larger than Config.CacheBytes and what a fetch lacked is free, the least
-// recently used first, and never one that is in use. live returns the digests in use; it is called while no Ensure can
-// end, so that whoever has what it asks for in that answer before it calls Ensure cannot lose it again. When live cannot
-// say, nothing is removed. Prune returns the digests that it removed and what is left, in bytes.
+// Prune removes the least recently used artifacts until the cache is not larger than Config.CacheBytes, and there is
+// space for the fetches that failed for lack of space since the last Prune. live returns the digests in use, which are
+// never removed; if it returns false, Prune removes nothing. Prune holds the lock while it calls live, so no Ensure can
+// return in the meantime. A caller that adds the digest to the result of live before it calls Ensure never loses the
+// artifact. Prune returns the removed digests, and the size of the rest in bytes.
 func (s *Store) Prune(live func() (digests map[string]bool, known bool)) (removed []string, left int64, err error) {
 	doomed, removed, left, err := s.evict(live)
 	for _, path := range doomed {
-		err = errors.Join(err, removeTree(path)) // what stays for now, New removes
+		err = errors.Join(err, archive.RemoveTree(path)) // after an error, New removes the rest later
 	}
 	return removed, left, err
 }
 
-// evict takes the trees that shall go out of sight at one stroke each, so that nobody sees half of one.
+// evict gives each tree to remove a temporary name in one step, so that no pod finds a tree of which a part is missing.
 func (s *Store) evict(live func() (map[string]bool, bool)) (doomed, removed []string, left int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,7 +67,7 @@ func (s *Store) evict(live func() (map[string]bool, bool)) (doomed, removed []st
 	return doomed, removed, left, err
 }
 
-// victims returns the least recently used that are excess bytes large together, or all if that is not enough.
+// victims returns the least recently used artifacts that together have at least excess bytes, or all.
 func victims(idle []cached, excess int64) []cached {
 	slices.SortFunc(idle, func(a, b cached) int {
 		return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.digest, b.digest))
@@ -79,7 +80,7 @@ func victims(idle []cached, excess int64) []cached {
 	return idle[:n]
 }
 
-// cached returns what is unpacked. The caller holds s.mu.
+// cached: the caller holds s.mu.
 func (s *Store) cached() ([]cached, error) {
 	entries, err := os.ReadDir(s.cfg.Dir)
 	if err != nil {
@@ -93,7 +94,7 @@ func (s *Store) cached() ([]cached, error) {
 		c := cached{digest: entry.Name()}
 		l, err := s.readListing(c.digest)
 		if err != nil {
-			l, err = measure(s.tree(c.digest)) // its listing was lost: it counts as never used
+			l, err = measure(s.tree(c.digest)) // the listing was lost, and with it the time of use
 		} else if info, statErr := os.Stat(s.listingPath(c.digest)); statErr == nil {
 			c.used = info.ModTime()
 		}
@@ -106,10 +107,10 @@ func (s *Store) cached() ([]cached, error) {
 	return all, nil
 }
 
-// markEvery is how exact the order of use is.
+// markEvery is how precisely the time of use is recorded.
 const markEvery = time.Minute
 
-// markUsed notes that an artifact is used. That this fails is no reason not to use it. The caller holds s.mu.
+// markUsed does nothing if it fails. The caller holds s.mu.
 func (s *Store) markUsed(digest string, now time.Time) {
 	if now.Sub(s.usedAt[digest]) >= markEvery {
 		s.usedAt[digest] = now

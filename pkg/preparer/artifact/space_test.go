@@ -19,13 +19,13 @@ import (
 
 const mib = 1 << 20
 
-// big is an archive that is small as fetched and takes a mebibyte on the disk.
+// big returns a small archive that unpacks to a mebibyte.
 func big(t *testing.T, salt string) []byte {
 	t.Helper()
 	return archive(t, launch(), file("salt", 0o644, salt), file("zeros", 0o644, strings.Repeat("\x00", mib)))
 }
 
-// want a *SpaceError about this, with believable numbers.
+// wantSpace fails unless err is a *SpaceError about this work, with plausible numbers.
 func wantSpace(t *testing.T, err error, what string, needed int64) {
 	t.Helper()
 	var space *artifact.SpaceError
@@ -52,12 +52,12 @@ func TestFullDisk(t *testing.T) {
 		}
 		filler := disktest.Fill(t, disk)
 		wanted := fileArtifact(t, big(t, "wanted"))
-		for range 2 { // it is tried anew each time
+		for range 2 { // each call tries again
 			_, err := s.Ensure(t.Context(), wanted)
 			wantSpace(t, err, "fetching", 1)
 		}
 		wantEntries(t, dir, kept.SHA256, kept.SHA256+".json")
-		// Room for the file, not for the tree.
+		// There is space for the file, but not for the tree.
 		if err := os.Truncate(filler, 3*mib-512<<10); err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,7 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// What was not foreseen, because others write too or sizes were not announced, is reported all the same.
+// A disk that becomes full during a fetch gives ErrNoSpace too, for example because the size was not announced.
 func TestDiskFillsMeanwhile(t *testing.T) {
 	disktest.Run(t, 4*mib, func(t *testing.T, disk string) {
 		data := archive(t, launch(), file("noise", 0o644, noise(64<<10)))
@@ -86,11 +86,12 @@ func TestDiskFillsMeanwhile(t *testing.T) {
 		url, client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			requests.Add(1)
 			_, _ = w.Write(data[:10])
-			w.(http.Flusher).Flush() // so the size is not announced
+			w.(http.Flusher).Flush() // so that the size is not announced
 			filler = disktest.Fill(t, disk)
 			_, _ = w.Write(data[10:])
 		})
-		s, dir := newStore(t, artifact.Config{Dir: filepath.Join(disk, "artifacts"), HTTPClient: client, ReserveBytes: -1})
+		s, dir := newStore(t,
+			artifact.Config{Dir: filepath.Join(disk, "artifacts"), HTTPClient: client, ReserveBytes: -1})
 		a := manifest.Artifact{Kind: "tar", URL: url, SHA256: digestOf(data)}
 		_, err := s.Ensure(t.Context(), a)
 		wantError(t, err, artifact.ErrNoSpace, "artifact "+url+": ")
@@ -104,7 +105,7 @@ func TestDiskFillsMeanwhile(t *testing.T) {
 	})
 }
 
-// A file whose size was not announced leaves the reserve alone, too.
+// The reserve stays free, even if the file's size was not announced.
 func TestFetchStopsBeforeTheReserve(t *testing.T) {
 	disktest.Run(t, 4*mib, func(t *testing.T, disk string) {
 		url, client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -113,7 +114,8 @@ func TestFetchStopsBeforeTheReserve(t *testing.T) {
 				w.(http.Flusher).Flush()
 			}
 		})
-		s, dir := newStore(t, artifact.Config{Dir: filepath.Join(disk, "artifacts"), HTTPClient: client, ReserveBytes: mib})
+		s, dir := newStore(t,
+			artifact.Config{Dir: filepath.Join(disk, "artifacts"), HTTPClient: client, ReserveBytes: mib})
 		_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: url, SHA256: strings.Repeat("0", 64)})
 		wantSpace(t, err, "fetching", 1)
 		wantEntries(t, dir)
@@ -126,15 +128,16 @@ func TestReserveIsLeft(t *testing.T) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		t.Fatal(err)
 	}
-	s, _ := newStore(t, artifact.Config{Dir: filepath.Join(dir, "artifacts"), ReserveBytes: int64(st.Blocks) * st.Bsize})
+	s, _ := newStore(t,
+		artifact.Config{Dir: filepath.Join(dir, "artifacts"), ReserveBytes: int64(st.Blocks) * st.Bsize})
 	_, err := s.Ensure(t.Context(), fileArtifact(t, goodArchive(t)))
 	wantSpace(t, err, "fetching", 1)
 }
 
-// The size that an archive announces is a hint: one that lies is stopped while it is unpacked.
+// The size in an archive is a hint. If it is wrong, unpacking stops before the reserve is used.
 func TestUnpackStopsBeforeTheReserve(t *testing.T) {
 	disktest.Run(t, 4*mib, func(t *testing.T, disk string) {
-		// Only the last member of a gzip file says how long it is.
+		// The end of a gzip file has the size of its last member.
 		tarred := tarball(t, launch(), file("zeros", 0o644, strings.Repeat("\x00", 5*mib)))
 		data := append(compress(t, tarred[:len(tarred)-1024]), compress(t, tarred[len(tarred)-1024:])...)
 		s, dir := newStore(t, artifact.Config{Dir: filepath.Join(disk, "artifacts"), ReserveBytes: 64 << 10})
@@ -145,8 +148,8 @@ func TestUnpackStopsBeforeTheReserve(t *testing.T) {
 	})
 }
 
-// What was refused for lack of space is made room for by what nobody uses.
-func TestPruneMakesRoom(t *testing.T) {
+// If the disk was full, Prune removes unused artifacts.
+func TestPruneFreesSpace(t *testing.T) {
 	disktest.Run(t, 4*mib, func(t *testing.T, disk string) {
 		s, dir := newStore(t, artifact.Config{Dir: filepath.Join(disk, "artifacts"), ReserveBytes: -1})
 		var all []manifest.Artifact
@@ -161,7 +164,7 @@ func TestPruneMakesRoom(t *testing.T) {
 		wanted := fileArtifact(t, big(t, "d"))
 		_, err := s.Ensure(t.Context(), wanted)
 		wantSpace(t, err, "unpacking", mib)
-		removed, _, err := s.Prune(live(all[2])) // the one that was used last, longest ago
+		removed, _, err := s.Prune(live(all[2])) // in use is the artifact whose last use was longest ago
 		if err != nil || len(removed) != 1 || removed[0] != all[1].SHA256 {
 			t.Fatalf("removed %v, %v; want the one of %s", removed, err, all[1].SHA256)
 		}

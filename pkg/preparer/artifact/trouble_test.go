@@ -16,7 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
 
-// memory runs requests without a network, so that time can be made up.
+// memory is a transport without a network, so that synctest's time runs.
 type memory struct{ handler http.HandlerFunc }
 
 func (m memory) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -25,10 +25,9 @@ func (m memory) RoundTrip(req *http.Request) (*http.Response, error) {
 	return w.Result(), req.Context().Err()
 }
 
-// pass lets made-up time pass.
 func pass(d time.Duration) { <-time.After(d) }
 
-// What was refused is not fetched again before a pause has passed, which grows; and it is fetched again then.
+// A refused artifact is fetched again only after a pause, which grows.
 func TestRefusedIsRemembered(t *testing.T) {
 	good := goodArchive(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -38,12 +37,14 @@ func TestRefusedIsRemembered(t *testing.T) {
 			requests.Add(1)
 			_, _ = w.Write(served)
 		}}}
-		s, _ := newStore(t, artifact.Config{HTTPClient: client, FinalWait: time.Minute, MaxFinalWait: 3 * time.Minute, Retries: -1})
+		s, _ := newStore(t,
+			artifact.Config{HTTPClient: client, FinalWait: time.Minute, MaxFinalWait: 3 * time.Minute, Retries: -1})
 		a := manifest.Artifact{Kind: "tar", URL: "https://server/a.tar.gz", SHA256: digestOf(good)}
 		began := time.Now()
 		for i, pause := range []time.Duration{time.Minute, 2 * time.Minute, 3 * time.Minute, 3 * time.Minute} {
 			_, first := s.Ensure(t.Context(), a)
-			wantError(t, first, artifact.ErrDigest, "not fetched again before "+time.Now().Add(pause).UTC().Format(time.RFC3339))
+			wantError(t, first, artifact.ErrDigest,
+				"not fetched again before "+time.Now().Add(pause).UTC().Format(time.RFC3339))
 			pass(pause - time.Nanosecond)
 			_, again := s.Ensure(t.Context(), a)
 			if again == nil || again.Error() != first.Error() {
@@ -54,7 +55,7 @@ func TestRefusedIsRemembered(t *testing.T) {
 			}
 			pass(time.Nanosecond)
 		}
-		// The same file elsewhere is another matter.
+		// Another URL is fetched at once.
 		served = good
 		elsewhere := a
 		elsewhere.URL = "https://other/a.tar.gz"
@@ -64,7 +65,7 @@ func TestRefusedIsRemembered(t *testing.T) {
 	})
 }
 
-// What is not final is tried whenever it is asked for, and success forgets.
+// After an error that is not final, each call tries again.
 func TestOtherTroubleIsNotRemembered(t *testing.T) {
 	data := goodArchive(t)
 	var requests atomic.Int64
@@ -87,7 +88,7 @@ func TestOtherTroubleIsNotRemembered(t *testing.T) {
 	}
 }
 
-// A local file that was replaced is tried at once.
+// A replaced local file is tried at once.
 func TestReplacedFileIsTriedAtOnce(t *testing.T) {
 	good := goodArchive(t)
 	a := fileArtifact(t, good[:len(good)-1])
@@ -143,7 +144,7 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
-// One stall is no more than one try.
+// A stall of the server costs only one try.
 func TestSlowOnce(t *testing.T) {
 	data := goodArchive(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -155,20 +156,23 @@ func TestSlowOnce(t *testing.T) {
 			_, _ = w.Write(data)
 		}}}
 		s, _ := newStore(t, artifact.Config{HTTPClient: client, Retries: 1})
-		if _, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: "https://server/a", SHA256: digestOf(data)}); err != nil || requests.Load() != 2 {
+		if _, err := s.Ensure(t.Context(),
+			manifest.Artifact{Kind: "tar", URL: "https://server/a", SHA256: digestOf(data)}); err != nil ||
+			requests.Load() != 2 {
 			t.Errorf("got %v after %d requests", err, requests.Load())
 		}
 	})
 }
 
-// A transfer that takes much longer than the stall timeout is fine while it goes on, and so is a node that is slow.
+// A transfer may exceed the stall timeout as long as data arrives. The node's own time does not count.
 func TestSteadyServerMayTakeLong(t *testing.T) {
 	data := archive(t, launch(), file("noise", 0o644, noise(mib)))
 	synctest.Test(t, func(t *testing.T) {
 		client := &http.Client{Transport: steady{data}}
 		s, _ := newStore(t, artifact.Config{HTTPClient: client, StallTimeout: 10 * time.Second, Retries: -1})
 		began := time.Now()
-		if _, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: "https://server/a", SHA256: digestOf(data)}); err != nil {
+		if _, err := s.Ensure(t.Context(),
+			manifest.Artifact{Kind: "tar", URL: "https://server/a", SHA256: digestOf(data)}); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took < time.Minute {
@@ -177,7 +181,6 @@ func TestSteadyServerMayTakeLong(t *testing.T) {
 	})
 }
 
-// steady serves 16 KiB each second.
 type steady struct{ data []byte }
 
 func (s steady) RoundTrip(*http.Request) (*http.Response, error) {
@@ -190,13 +193,13 @@ func (s steady) RoundTrip(*http.Request) (*http.Response, error) {
 
 type steadyBody struct{ *bytes.Reader }
 
-func (b *steadyBody) Close() error { return nil }
+func (s *steadyBody) Close() error { return nil }
 
-func (b *steadyBody) WriteTo(interface{ Write([]byte) (int, error) }) {} // so that io.Copy reads
+func (s *steadyBody) WriteTo(interface{ Write([]byte) (int, error) }) {} // so that io.Copy reads
 
-func (b *steadyBody) Read(p []byte) (int, error) {
+func (s *steadyBody) Read(p []byte) (int, error) {
 	pass(time.Second)
-	return b.Reader.Read(p[:min(len(p), 16<<10)])
+	return s.Reader.Read(p[:min(len(p), 16<<10)])
 }
 
 func TestUnreachableServers(t *testing.T) {
@@ -218,7 +221,8 @@ func TestUnreachableServers(t *testing.T) {
 		}
 	}()
 	t.Cleanup(func() { resets.Close(); <-done })
-	loop, loopClient := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) })
+	loop, loopClient := serve(t,
+		func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) })
 	tests := []struct {
 		name, url string
 		client    *http.Client
@@ -226,13 +230,17 @@ func TestUnreachableServers(t *testing.T) {
 	}{
 		{"nobody listens", gone.URL + "/a", nil, []string{"connection refused", "gave up after 2 tries"}},
 		{"hangs up", "https://" + resets.Addr().String() + "/a", nil, []string{"gave up after 2 tries"}},
-		{"no such name", "https://no-such-host.invalid/a", nil, []string{"no-such-host.invalid", "gave up after 2 tries"}},
+		{
+			"no such name", "https://no-such-host.invalid/a", nil,
+			[]string{"no-such-host.invalid", "gave up after 2 tries"},
+		},
 		{"redirects in a circle", loop, loopClient, []string{"stopped after 10 redirects"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s, dir := newStore(t, artifact.Config{HTTPClient: tt.client, Retries: 1})
-			_, err := s.Ensure(t.Context(), manifest.Artifact{Kind: "tar", URL: tt.url, SHA256: strings.Repeat("0", 64)})
+			_, err := s.Ensure(t.Context(),
+				manifest.Artifact{Kind: "tar", URL: tt.url, SHA256: strings.Repeat("0", 64)})
 			wantError(t, err, err, append(tt.want, "artifact "+tt.url+": fetch: ")...)
 			if err == nil {
 				t.Error("no error")
@@ -258,7 +266,7 @@ func TestRedirectIsFollowed(t *testing.T) {
 	}
 }
 
-// noise is text that does not compress.
+// noise does not compress.
 func noise(n int) string {
 	out := make([]byte, n)
 	state := uint32(1)

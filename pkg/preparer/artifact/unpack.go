@@ -4,84 +4,45 @@ import (
 	"archive/tar"
 	"compress/gzip"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
-	"path"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/rcfarm/rcfarm/pkg/internal/archive"
+	"github.com/rcfarm/rcfarm/pkg/internal/patience"
 )
 
-// Bounds on names, so that no path below the store's directory exceeds the kernel's 4096 bytes.
-const (
-	maxPathBytes = 1024
-	maxNameBytes = 255 // NAME_MAX of the usual file systems
-
-	// maxParts bounds the directories above an entry: each is looked up for each entry below it.
-	maxParts = 64
-)
-
-// limits bounds what one archive may become.
 type limits struct {
 	bytes   int64
 	entries int
-	room    *room
-}
-
-// maxShownName is how many bytes of a name in an archive an error repeats: the name may be as long as the archive.
-const maxShownName = 256
-
-// entryName is how errors speak of an entry.
-func entryName(name string) string { return "entry " + quoted(name) }
-
-// quoted renders a name or a link's target from an archive, the beginning of it where it is long.
-func quoted(name string) string {
-	if len(name) > maxShownName {
-		return strconv.Quote(strings.ToValidUTF8(name[:maxShownName], "")) + "..."
-	}
-	return strconv.Quote(name)
-}
-
-// refusal says which entry of an archive is refused, and matches the kind.
-type refusal struct {
-	error
-	kind error
-}
-
-func (r refusal) Unwrap() error { return r.kind }
-
-func refuseAs(kind error, entry, problem, allowed string) error {
-	return refusal{fmt.Errorf("%s: %s; allowed: %s", entryName(entry), problem, allowed), kind}
-}
-
-func refuse(entry, problem, allowed string) error {
-	return refuseAs(ErrArchive, entry, problem, allowed)
+	room    *archive.Room
 }
 
 // unpacker writes one archive into one empty directory.
 type unpacker struct {
-	root    *os.Root // second line of defence: the kernel walk cannot leave the tree either
+	root    *os.Root // a second protection: paths cannot lead out of the tree
 	limits  limits
 	entries int
 	bytes   int64
-	// kinds says what the tree holds at each path: tar.TypeReg, tar.TypeDir or tar.TypeSymlink. It is the authority on
-	// where an entry may be written: the tree starts empty and nobody else writes into it.
+	// kinds has the type of the entry at each path: tar.TypeReg, tar.TypeDir or tar.TypeSymlink. Only the unpacker
+	// writes into the tree, so kinds is complete, and decides where an entry may be written.
 	kinds map[string]byte
 }
 
-// unpack writes the gzip-compressed tar archive into the empty directory and makes everything in it read-only.
-func unpack(ctx context.Context, archive io.Reader, dir string, limits limits) (err error) {
+// unpack unpacks a gzip-compressed tar archive into an empty directory.
+func unpack(ctx context.Context, packed io.Reader, dir string, limits limits) (err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return fmt.Errorf("open the tree to unpack into: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	u := &unpacker{root: root, limits: limits, kinds: map[string]byte{".": tar.TypeDir}}
-	if err := u.readAll(ctx, contextReader{ctx, archive}); err != nil {
+	if err := u.readAll(ctx, patience.WithContext(ctx, packed)); err != nil {
 		return err
 	}
 	if err := u.checkLinks(ctx); err != nil {
@@ -90,15 +51,15 @@ func unpack(ctx context.Context, archive io.Reader, dir string, limits limits) (
 	return u.seal()
 }
 
-// readAll consumes the archive to its last byte: only then have the checksum of the compression and the absence of
-// anything behind the end been seen.
-func (u *unpacker) readAll(ctx context.Context, archive io.Reader) error {
+// readAll unpacks all entries, and reads the archive to its last byte. Only there it is known that the checksum is
+// right, and that no data follows the end.
+func (u *unpacker) readAll(ctx context.Context, packed io.Reader) error {
 	const allowed = "a complete gzip-compressed tar archive"
-	zr, err := gzip.NewReader(archive)
+	zr, err := gzip.NewReader(packed)
 	if err != nil {
 		return fmt.Errorf("%w: read gzip header: %w; allowed: %s", ErrArchive, err, allowed)
 	}
-	stream := &boundedReader{r: zr, left: u.limits.bytes, limit: u.limits.bytes}
+	stream := archive.Limit(zr, u.limits.bytes)
 	tr := tar.NewReader(stream)
 	for {
 		hdr, err := tr.Next()
@@ -106,37 +67,27 @@ func (u *unpacker) readAll(ctx context.Context, archive io.Reader) error {
 			break
 		}
 		if err != nil {
-			return readError("read the next entry", err, allowed)
+			return archive.ReadError("read the next entry", err, allowed)
 		}
-		if ctx.Err() != nil { // what was read already may hold thousands of entries
-			return ended(ctx)
+		if ctx.Err() != nil { // checked here too, because the data read already may have thousands of entries
+			return patience.Ended(ctx)
 		}
-		if err := u.add(hdr, tr); err != nil {
+		// The holes of a sparse file are written without a read of the archive.
+		if err := u.add(hdr, patience.WithContext(ctx, tr)); err != nil {
 			return err
 		}
 	}
-	if stream.ended { // archive/tar takes the end of its input for the end of the archive
+	if stream.Ended { // archive/tar accepts the end of its input as the end of the archive
 		return fmt.Errorf("%w: no end-of-archive marker: it was cut off; allowed: %s", ErrArchive, allowed)
 	}
-	rest, err := firstNonZero(stream)
+	rest, err := archive.FirstNonZero(stream)
 	if err != nil {
-		return readError("read the archive's end", err, allowed)
+		return archive.ReadError("read the archive's end", err, allowed)
 	}
 	if rest {
 		return fmt.Errorf("%w: data after the end of the tar archive; allowed: %s", ErrArchive, allowed)
 	}
 	return nil
-}
-
-// readError sorts what went wrong while reading: a size, the node's own trouble, or a broken archive.
-func readError(what string, err error, allowed string) error {
-	var pathError *fs.PathError
-	switch {
-	case errors.Is(err, ErrTooLarge), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.As(err, &pathError):
-		return fmt.Errorf("%s: %w", what, err)
-	default:
-		return fmt.Errorf("%w: %s: %w; allowed: %s", ErrArchive, what, err, allowed)
-	}
 }
 
 func (u *unpacker) add(hdr *tar.Header, content io.Reader) error {
@@ -148,7 +99,8 @@ func (u *unpacker) add(hdr *tar.Header, content io.Reader) error {
 		return err
 	}
 	if special := hdr.Mode & 0o7000; special != 0 {
-		return refuse(hdr.Name, fmt.Sprintf("mode %04o has setuid, setgid or sticky bits", hdr.Mode&0o7777), "modes up to 0777")
+		return archive.Refuse(hdr.Name, fmt.Sprintf("mode %04o has setuid, setgid or sticky bits", hdr.Mode&0o7777),
+			"modes up to 0777")
 	}
 	switch hdr.Typeflag {
 	case tar.TypeDir:
@@ -159,96 +111,79 @@ func (u *unpacker) add(hdr *tar.Header, content io.Reader) error {
 		return u.addSymlink(name, hdr)
 	case tar.TypeLink:
 		return u.addLink(name, hdr)
-	case tar.TypeXGlobalHeader: // what git archive writes; nothing to unpack
+	case tar.TypeXGlobalHeader: // git archive writes such an entry; it has nothing to unpack
 		return nil
 	default:
-		return refuse(hdr.Name, "is a "+typeName(hdr.Typeflag), "regular files, directories, symbolic and hard links")
+		return archive.Refuse(hdr.Name, "is a "+archive.TypeName(hdr.Typeflag),
+			"regular files, directories, symbolic and hard links")
 	}
 }
 
-// place checks the entry's name and returns it in clean form, with all directories above it made.
+// place checks an entry's name, makes all directories above it, and returns the clean name.
 func (u *unpacker) place(hdr *tar.Header) (string, error) {
 	if hdr.Typeflag == tar.TypeXGlobalHeader {
 		return "", nil
 	}
-	const inside = "relative paths inside it"
-	raw := hdr.Name
-	switch {
-	case raw == "":
-		return "", refuse(raw, "has no name", inside)
-	case strings.ContainsRune(raw, 0):
-		return "", refuse(raw, "has a zero byte in its name", inside)
-	case path.IsAbs(raw):
-		return "", refuse(raw, "is an absolute path", inside)
-	case slices.Contains(strings.Split(raw, "/"), ".."):
-		return "", refuse(raw, "leaves the archive", inside)
-	}
-	name := path.Clean(raw)
-	if len(name) > maxPathBytes {
-		return "", refuse(raw, fmt.Sprintf("path of %d bytes", len(name)), fmt.Sprintf("at most %d bytes", maxPathBytes))
+	name, err := archive.CleanName(hdr.Name)
+	if err != nil {
+		return "", err
 	}
 	parts := strings.Split(name, "/")
-	if len(parts) > maxParts {
-		return "", refuse(raw, fmt.Sprintf("path of %d parts", len(parts)), fmt.Sprintf("at most %d parts", maxParts))
-	}
-	for _, part := range parts {
-		if len(part) > maxNameBytes {
-			return "", refuse(raw, fmt.Sprintf("file name of %d bytes", len(part)), fmt.Sprintf("at most %d bytes", maxNameBytes))
-		}
-	}
 	for i := 1; i < len(parts); i++ {
-		if err := u.parent(raw, strings.Join(parts[:i], "/")); err != nil {
+		if err := u.parent(hdr.Name, strings.Join(parts[:i], "/")); err != nil {
 			return "", err
 		}
 	}
 	return name, nil
 }
 
-// parent makes the directory unless it is there. Anything else at that path, a symbolic link above all, is refused.
+// parent makes a missing directory above an entry. It refuses another file there, for example a symbolic link.
 func (u *unpacker) parent(raw, dir string) error {
 	n, ok := u.kinds[dir]
 	if ok && n == tar.TypeDir {
 		return nil
 	}
 	if ok {
-		return refuse(raw, fmt.Sprintf("lies below %q, which is a %s", dir, typeName(n)), "paths below directories of the archive")
+		return archive.Refuse(raw, fmt.Sprintf("lies below %q, which is a %s", dir, archive.TypeName(n)),
+			"paths below directories of the archive")
 	}
 	if err := u.count(raw); err != nil {
 		return err
 	}
 	u.kinds[dir] = tar.TypeDir
 	if err := u.root.Mkdir(dir, 0o700); err != nil {
-		return fmt.Errorf("%s: make directory: %w", entryName(raw), err)
+		return fmt.Errorf("%s: make directory: %w", archive.EntryName(raw), err)
 	}
 	return nil
 }
 
-// count takes in one more entry, or a directory that an entry implies.
 func (u *unpacker) count(raw string) error {
 	if u.entries++; u.entries > u.limits.entries {
-		return refuseAs(ErrTooLarge, raw, fmt.Sprintf("is number %d", u.entries), fmt.Sprintf("at most %d files, directories and links", u.limits.entries))
+		return archive.RefuseAs(ErrTooLarge, raw, fmt.Sprintf("is number %d", u.entries),
+			fmt.Sprintf("at most %d files, directories and links", u.limits.entries))
 	}
 	return nil
 }
 
-// clear makes the path free for an entry of the given kind: a later entry replaces an earlier one of its kind.
+// clear removes an earlier entry of the same name and kind.
 func (u *unpacker) clear(name, raw string, kind byte) error {
 	old, ok := u.kinds[name]
 	if !ok {
 		return nil
 	}
 	if old != kind {
-		return refuse(raw, fmt.Sprintf("is a %s here and a %s earlier in the archive", typeName(kind), typeName(old)), "one type for each path")
+		problem := fmt.Sprintf("is a %s here and a %s earlier in the archive", archive.TypeName(kind),
+			archive.TypeName(old))
+		return archive.Refuse(raw, problem, "one type for each path")
 	}
-	// Removed, not overwritten: an open for writing would go through a symbolic link or change a hard link's peers.
+	// Not overwritten: a write would follow a symbolic link, or change other hard links of the file.
 	if err := u.root.Remove(name); err != nil {
-		return fmt.Errorf("%s: replace: %w", entryName(raw), err)
+		return fmt.Errorf("%s: replace: %w", archive.EntryName(raw), err)
 	}
 	return nil
 }
 
-// seal takes away all write permission and lets every user in: pods may have users of their own. Files have their
-// mode already; directories had to stay writable until now.
+// seal makes directories read-only, and lets every user read them, because pods may have their own users.
 func (u *unpacker) seal() error {
 	for _, name := range slices.Sorted(maps.Keys(u.kinds)) {
 		if u.kinds[name] == tar.TypeDir {
@@ -260,24 +195,20 @@ func (u *unpacker) seal() error {
 	return nil
 }
 
-// typeName says in words what a tar type flag means.
-func typeName(flag byte) string {
-	switch flag {
-	case tar.TypeReg:
-		return "regular file"
-	case tar.TypeLink:
-		return "hard link"
-	case tar.TypeSymlink:
-		return "symbolic link"
-	case tar.TypeDir:
-		return "directory"
-	case tar.TypeChar:
-		return "character device"
-	case tar.TypeBlock:
-		return "block device"
-	case tar.TypeFifo:
-		return "named pipe"
-	default:
-		return fmt.Sprintf("entry of type %q", flag)
+// unpackedSize returns the size of the content from the end of a gzip file: modulo 4 GiB, and of the last member (RFC
+// 1952, section 2.3.1). With this hint most archives that are too large are refused before they are unpacked. Room.Take
+// stops the others.
+func unpackedSize(packed *os.File) (int64, error) {
+	info, err := packed.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("look at the fetched file: %w", err)
 	}
+	var end [4]byte
+	if info.Size() < int64(len(end)) {
+		return 0, nil
+	}
+	if _, err := packed.ReadAt(end[:], info.Size()-int64(len(end))); err != nil {
+		return 0, fmt.Errorf("read the end of the fetched file: %w", err)
+	}
+	return int64(binary.LittleEndian.Uint32(end[:])), nil
 }

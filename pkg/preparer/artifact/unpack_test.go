@@ -21,7 +21,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
 )
 
-// errAny marks, in a table, an error that has no sentinel.
 var errAny = errors.New("any")
 
 func quiet(t *testing.T) *log.Logger {
@@ -29,7 +28,6 @@ func quiet(t *testing.T) *log.Logger {
 	return log.New(io.Discard, "", 0)
 }
 
-// entry is one entry of a test archive.
 type entry struct {
 	tar.Header
 	content string
@@ -98,10 +96,10 @@ func goodArchive(t testing.TB) []byte {
 	return archive(t, dirEntry("bin/"), launch())
 }
 
-// sparse builds what archive/tar cannot write: a GNU sparse file (format 0.1 in PAX) that is all hole.
+// sparse returns an archive with a GNU sparse file (in PAX) that is one hole.
 func sparse(t testing.TB, name string, size string) []byte {
 	t.Helper()
-	// The header names no GNU keys through the package, so they are written as raw PAX records.
+	// archive/tar writes no such GNU keys, so these are raw PAX records.
 	record := func(key, value string) string {
 		body := " " + key + "=" + value + "\n"
 		for n := len(body); ; n++ {
@@ -115,7 +113,7 @@ func sparse(t testing.TB, name string, size string) []byte {
 	sparseMap := "1\n" + size + "\n0\n"
 	sparseMap += strings.Repeat("\x00", 512-len(sparseMap))
 	data := tarball(t, launch(), file("PaxHeaders/x", 0o644, records), file("x", 0o644, sparseMap))
-	// Turn the second entry into a PAX header: type flag 'x' at offset 156, and the checksum over it again.
+	// Make the second entry a PAX header: type flag 'x' at offset 156, and a new checksum.
 	header := data[1024:1536]
 	header[156] = 'x'
 	copy(header[148:156], "        ")
@@ -139,48 +137,158 @@ func TestUnpackRefusesBadArchives(t *testing.T) {
 		is   error
 		want string
 	}{
-		{"parent", archive(t, launch(), file("../x", 0o644, "")), artifact.ErrArchive, `entry "../x": leaves the archive; allowed: relative paths inside it`},
-		{"parent in the middle", archive(t, launch(), file("a/../../x", 0o644, "")), artifact.ErrArchive, `entry "a/../../x": leaves the archive`},
-		{"absolute", archive(t, launch(), file("/etc/x", 0o644, "")), artifact.ErrArchive, `entry "/etc/x": is an absolute path; allowed: relative paths inside it`},
-		{"link to absolute", archive(t, launch(), symlink("a", "/etc")), artifact.ErrArchive, `entry "a": symbolic link to the absolute path "/etc"; allowed: links with a relative target`},
-		{"link outside", archive(t, launch(), symlink("d/a", "../../etc")), artifact.ErrArchive, `entry "d/a": symbolic link to "../../etc", outside of the archive`},
-		{"link outside through a link", archive(t, launch(), dirEntry("a/b"), symlink("a/b/c", "../.."), symlink("y", "a/b/c/../x")), artifact.ErrArchive, `entry "y": symbolic link that does not resolve inside the archive`},
-		{"link loop", archive(t, launch(), symlink("a", "b"), symlink("b", "a")), artifact.ErrArchive, `entry "a": symbolic link that does not resolve`},
-		{"link without target", archive(t, launch(), symlink("a", "")), artifact.ErrArchive, `entry "a": is a symbolic link without a target`},
-		{"write through a link", archive(t, launch(), symlink("a", "bin"), file("a/x", 0o644, "")), artifact.ErrArchive, `entry "a/x": lies below "a", which is a symbolic link; allowed: paths below directories of the archive`},
-		{"write onto a link", archive(t, launch(), symlink("a", "bin/launch"), file("a", 0o644, "evil")), artifact.ErrArchive, `entry "a": is a regular file here and a symbolic link earlier in the archive; allowed: one type for each path`},
-		{"below a file", archive(t, launch(), file("bin/launch/x", 0o644, "")), artifact.ErrArchive, `lies below "bin/launch", which is a regular file`},
-		{"directory becomes file", archive(t, launch(), file("bin", 0o644, "")), artifact.ErrArchive, `entry "bin": is a regular file here and a directory earlier`},
-		{"file becomes directory", archive(t, launch(), dirEntry("bin/launch/")), artifact.ErrArchive, `entry "bin/launch/": is a directory here and a regular file earlier`},
-		{"hard link outside", archive(t, launch(), hardlink("a", "../../etc/passwd")), artifact.ErrArchive, `entry "a": hard link to "../../etc/passwd"; allowed: links to regular files that come earlier`},
-		{"hard link to absolute", archive(t, launch(), hardlink("a", "/etc/passwd")), artifact.ErrArchive, `entry "a": hard link to "/etc/passwd"`},
-		{"hard link through a link", archive(t, launch(), symlink("b", "bin"), hardlink("a", "b/launch")), artifact.ErrArchive, `entry "a": hard link to "b/launch"`},
-		{"hard link to itself", archive(t, launch(), hardlink("bin/launch", "bin/launch")), artifact.ErrArchive, `hard link to itself`},
-		{"character device", archive(t, launch(), special("null", tar.TypeChar)), artifact.ErrArchive, `entry "null": is a character device; allowed: regular files, directories, symbolic and hard links`},
-		{"block device", archive(t, launch(), special("sda", tar.TypeBlock)), artifact.ErrArchive, `entry "sda": is a block device`},
-		{"fifo", archive(t, launch(), special("pipe", tar.TypeFifo)), artifact.ErrArchive, `entry "pipe": is a named pipe`},
-		{"setuid", archive(t, file("bin/launch", 0o4755, "")), artifact.ErrArchive, `entry "bin/launch": mode 4755 has setuid, setgid or sticky bits; allowed: modes up to 0777`},
+		{
+			"parent", archive(t, launch(), file("../x", 0o644, "")), artifact.ErrArchive,
+			`entry "../x": leaves the archive; allowed: relative paths inside it`,
+		},
+		{
+			"parent in the middle", archive(t, launch(), file("a/../../x", 0o644, "")), artifact.ErrArchive,
+			`entry "a/../../x": leaves the archive`,
+		},
+		{
+			"absolute", archive(t, launch(), file("/etc/x", 0o644, "")), artifact.ErrArchive,
+			`entry "/etc/x": is an absolute path; allowed: relative paths inside it`,
+		},
+		{
+			"link to absolute", archive(t, launch(), symlink("a", "/etc")), artifact.ErrArchive,
+			`entry "a": symbolic link to the absolute path "/etc"; allowed: links with a relative target`,
+		},
+		{
+			"link outside", archive(t, launch(), symlink("d/a", "../../etc")), artifact.ErrArchive,
+			`entry "d/a": symbolic link to "../../etc", outside of the archive`,
+		},
+		{
+			"link outside through a link",
+			archive(t, launch(), dirEntry("a/b"), symlink("a/b/c", "../.."),
+				symlink("y",
+					"a/b/c/../x")), artifact.ErrArchive,
+			`entry "y": symbolic link that does not resolve inside the archive`,
+		},
+		{
+			"link loop", archive(t, launch(), symlink("a", "b"), symlink("b", "a")), artifact.ErrArchive,
+			`entry "a": symbolic link that does not resolve`,
+		},
+		{
+			"link without target", archive(t, launch(), symlink("a", "")), artifact.ErrArchive,
+			`entry "a": is a symbolic link without a target`,
+		},
+		{
+			"write through a link", archive(t, launch(), symlink("a", "bin"), file("a/x", 0o644, "")),
+			artifact.ErrArchive,
+			`entry "a/x": lies below "a", which is a symbolic link; allowed: paths below directories of the archive`,
+		},
+		{
+			"write onto a link", archive(t, launch(), symlink("a", "bin/launch"), file("a", 0o644, "evil")),
+			artifact.ErrArchive,
+			`entry "a": is a regular file here and a symbolic link earlier in the archive; allowed: one type for each path`,
+		},
+		{
+			"below a file", archive(t, launch(), file("bin/launch/x", 0o644, "")), artifact.ErrArchive,
+			`lies below "bin/launch", which is a regular file`,
+		},
+		{
+			"directory becomes file", archive(t, launch(), file("bin", 0o644, "")), artifact.ErrArchive,
+			`entry "bin": is a regular file here and a directory earlier`,
+		},
+		{
+			"file becomes directory", archive(t, launch(), dirEntry("bin/launch/")), artifact.ErrArchive,
+			`entry "bin/launch/": is a directory here and a regular file earlier`,
+		},
+		{
+			"hard link outside", archive(t, launch(), hardlink("a", "../../etc/passwd")), artifact.ErrArchive,
+			`entry "a": hard link to "../../etc/passwd"; allowed: links to regular files that come earlier`,
+		},
+		{
+			"hard link to absolute", archive(t, launch(), hardlink("a", "/etc/passwd")), artifact.ErrArchive,
+			`entry "a": hard link to "/etc/passwd"`,
+		},
+		{
+			"hard link through a link", archive(t, launch(), symlink("b", "bin"), hardlink("a", "b/launch")),
+			artifact.ErrArchive, `entry "a": hard link to "b/launch"`,
+		},
+		{
+			"hard link to itself", archive(t, launch(), hardlink("bin/launch", "bin/launch")), artifact.ErrArchive,
+			`hard link to itself`,
+		},
+		{
+			"character device", archive(t, launch(), special("null", tar.TypeChar)), artifact.ErrArchive,
+			`entry "null": is a character device; allowed: regular files, directories, symbolic and hard links`,
+		},
+		{
+			"block device", archive(t, launch(), special("sda", tar.TypeBlock)), artifact.ErrArchive,
+			`entry "sda": is a block device`,
+		},
+		{
+			"fifo", archive(t, launch(), special("pipe", tar.TypeFifo)), artifact.ErrArchive,
+			`entry "pipe": is a named pipe`,
+		},
+		{
+			"setuid", archive(t, file("bin/launch", 0o4755, "")), artifact.ErrArchive,
+			`entry "bin/launch": mode 4755 has setuid, setgid or sticky bits; allowed: modes up to 0777`,
+		},
 		{"setgid", archive(t, file("bin/launch", 0o2755, "")), artifact.ErrArchive, `mode 2755`},
 		{"sticky", archive(t, file("bin/launch", 0o1755, "")), artifact.ErrArchive, `mode 1755`},
-		{"path too long", archive(t, launch(), file(strings.Repeat("abc/", 300)+"x", 0o644, "")), artifact.ErrArchive, `path of 1201 bytes; allowed: at most 1024 bytes`},
-		{"name too long", archive(t, launch(), file(strings.Repeat("a", 256), 0o644, "")), artifact.ErrArchive, `file name of 256 bytes; allowed: at most 255 bytes`},
-		{"endless name", archive(t, launch(), file("/"+strings.Repeat("ä", 400_000), 0o644, "")), artifact.ErrArchive, `"...: is an absolute path`},
-		{"endless name of a short path", archive(t, launch(), file(strings.Repeat("./", 400_000)+"bin/launch/x", 0o644, "")), artifact.ErrArchive, `lies below "bin/launch"`},
-		{"endless target", archive(t, launch(), hardlink("a", strings.Repeat("x", 900_000))), artifact.ErrArchive, `"...; allowed: links to regular files that come earlier`},
-		{"too many entries", archive(t, many...), artifact.ErrTooLarge, `entry "d/": is number 101; allowed: at most 100 files, directories and links`},
-		{"too many implied directories", archive(t, launch(), file(strings.Repeat("a/", 60)+"x", 0o644, ""), file(strings.Repeat("b/", 60)+"x", 0o644, "")), artifact.ErrTooLarge, `allowed: at most 100 files`},
-		{"file too large", archive(t, launch(), file("big", 0o644, strings.Repeat("\x00", 1<<20+1))), artifact.ErrTooLarge, `entry "big": with its 1048577 bytes the archive unpacks to more than the limit; allowed: at most 1048576 bytes unpacked`},
-		{"zeros after the end", compress(t, append(tarball(t, launch()), make([]byte, 2<<20)...)), artifact.ErrTooLarge, `tar stream of more than 1048576 bytes`},
-		{"sparse bomb", sparse(t, "hole", "1099511627776"), artifact.ErrTooLarge, `entry "hole": with its 1099511627776 bytes the archive unpacks to more`},
+		{
+			"path too long", archive(t, launch(), file(strings.Repeat("abc/", 300)+"x", 0o644, "")),
+			artifact.ErrArchive,
+			`path of 1201 bytes; allowed: at most 1024 bytes`,
+		},
+		{
+			"name too long", archive(t, launch(), file(strings.Repeat("a", 256), 0o644, "")), artifact.ErrArchive,
+			`file name of 256 bytes; allowed: at most 255 bytes`,
+		},
+		{
+			"endless name", archive(t, launch(), file("/"+strings.Repeat("ä", 400_000), 0o644, "")),
+			artifact.ErrArchive,
+			`"...: is an absolute path`,
+		},
+		{
+			"endless name of a short path",
+			archive(t, launch(), file(strings.Repeat("./", 400_000)+"bin/launch/x", 0o644,
+				"")), artifact.ErrArchive, `lies below "bin/launch"`,
+		},
+		{
+			"endless target", archive(t, launch(), hardlink("a", strings.Repeat("x", 900_000))), artifact.ErrArchive,
+			`"...; allowed: links to regular files that come earlier`,
+		},
+		{
+			"too many entries", archive(t, many...), artifact.ErrTooLarge,
+			`entry "d/": is number 101; allowed: at most 100 files, directories and links`,
+		},
+		{"too many implied directories", archive(t, launch(), file(strings.Repeat("a/", 60)+"x", 0o644, ""),
+			file(strings.Repeat("b/", 60)+"x", 0o644, "")), artifact.ErrTooLarge, `allowed: at most 100 files`},
+		{
+			"file too large", archive(t, launch(), file("big", 0o644, strings.Repeat("\x00", 1<<20+1))),
+			artifact.ErrTooLarge,
+			`entry "big": with its 1048577 bytes the archive unpacks to more than the limit; allowed: at most 1048576 bytes unpacked`,
+		},
+		{
+			"zeros after the end", compress(t, append(tarball(t, launch()), make([]byte, 2<<20)...)),
+			artifact.ErrTooLarge,
+			`tar stream of more than 1048576 bytes`,
+		},
+		{
+			"sparse bomb", sparse(t, "hole", "1099511627776"), artifact.ErrTooLarge,
+			`entry "hole": with its 1099511627776 bytes the archive unpacks to more`,
+		},
 		{"not gzip", []byte("hello"), artifact.ErrArchive, `allowed: a complete gzip-compressed tar archive`},
 		{"empty", nil, artifact.ErrArchive, `read gzip header`},
 		{"not tar", compress(t, bytes.Repeat([]byte("x"), 2048)), artifact.ErrArchive, `read the next entry`},
 		{"gzip truncated", good[:len(good)-4], artifact.ErrArchive, `unexpected EOF; allowed: a complete gzip`},
 		{"tar truncated in a header", compress(t, tarball(t, launch())[:300]), artifact.ErrArchive, `unexpected EOF`},
-		{"tar truncated in a file", compress(t, tarball(t, launch(), file("x", 0o644, "content"))[:1538]), artifact.ErrArchive, `entry "x": unexpected EOF`},
-		{"tar truncated between entries", compress(t, tarball(t, launch())[:1024]), artifact.ErrArchive, `no end-of-archive marker: it was cut off`},
+		{
+			"tar truncated in a file", compress(t, tarball(t, launch(), file("x", 0o644, "content"))[:1538]),
+			artifact.ErrArchive, `entry "x": unexpected EOF`,
+		},
+		{
+			"tar truncated between entries", compress(t, tarball(t, launch())[:1024]), artifact.ErrArchive,
+			`no end-of-archive marker: it was cut off`,
+		},
 		{"garbage after gzip", append(bytes.Clone(good), "garbage"...), artifact.ErrArchive, `read the archive's end`},
-		{"data after tar", compress(t, append(tarball(t, launch()), "data"...)), artifact.ErrArchive, `data after the end of the tar archive`},
+		{
+			"data after tar", compress(t, append(tarball(t, launch()), "data"...)), artifact.ErrArchive,
+			`data after the end of the tar archive`,
+		},
 		{"bad checksum", flip(good, len(good)-6), artifact.ErrArchive, `invalid checksum`},
 	}
 	for _, tt := range tests {
@@ -203,10 +311,13 @@ func flip(data []byte, at int) []byte {
 	return out
 }
 
-// Whatever an archive holds, nothing outside of its own directory changes and no link in it leads out.
+// No archive changes anything outside of its directory, and no link leads out of its tree.
 func TestUnpackNeverLeavesItsTree(t *testing.T) {
 	name := rapid.SampledFrom([]string{"a", "b", "a/b", "a/b/c", "a/c", "b/a", "../x", "a/../../x", "./a", "bin"})
-	target := rapid.SampledFrom([]string{"a", "b", "..", "../..", "a/b", "../x", "b/..", "a/b/..", "c/../..", "../sentinel", "/etc"})
+	target := rapid.SampledFrom([]string{
+		"a", "b", "..", "../..", "a/b", "../x", "b/..", "a/b/..", "c/../..",
+		"../sentinel", "/etc",
+	})
 	rapid.Check(t, func(rt *rapid.T) {
 		base := tempDir(t)
 		sentinel := filepath.Join(base, "sentinel")

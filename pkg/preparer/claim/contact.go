@@ -12,52 +12,53 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Connectivity is what is known of the connection to Consul's servers at one moment, of the node's name, and of one pod. It decides whether a
-// pod may run whose manifest says that it stops by itself when there is none, or that was stopped because the name was lost.
+// Connectivity has what the preparer knows at one moment about Consul's servers, the node's name, and one pod.
 type Connectivity struct {
-	Serving bool // a session is held that counts as contact
-	Agreed  bool // when this preparer last read the intents under the node's lock, the pod's was the accepted one
+	Serving bool // the preparer has a valid session, which counts as contact with the servers
+	Agreed  bool // when the intents were last read under the node's lock, the pod's intent was the accepted one
 	Running bool // processes of the pod run
-	Lost    bool // the node's name was taken over, so that nothing may run here
-	// Outdated: the accepted intent is of another epoch than it was read in.
+	Lost    bool // another host took over the node's name, so no pod may run here
+	// Outdated: when the intents were last read, the pod's intent had another epoch than the cluster.
 	Outdated bool
-	Waits    bool          // the pod was stopped for that, and its intent not read since
-	Silence  time.Duration // since the servers were last in touch, proc.Never when that is not known
-	Unread   time.Duration // since the intents were known under the lock, proc.Never when this preparer has not read them yet
-	Started  time.Duration // since this preparer started
+	Waits    bool          // the pod was stopped because the name was lost, and its intent was not read since
+	Silence  time.Duration // time since the servers last answered; proc.Never if not known
+	// Unread is the time since the intents were last known under the lock; proc.Never if this preparer has read none.
+	Unread  time.Duration
+	Started time.Duration // time since this preparer started
 }
 
-// startGrace is how long a preparer that starts after a longer silence tries to reach Consul before it stops a pod for that
-// silence, which may have been its own.
+// startGrace is how long a new preparer tries to reach Consul before it stops a pod because of silence. Perhaps Consul
+// was not silent, and only no preparer ran.
 const startGrace = 5 * time.Second
 
-// MayRun decides. What runs goes on until the silence has lasted stopAfter. What does not run may have been started elsewhere, after a
-// restart of the machine as after a silence, and only its intent tells: a session, or the lock, does not.
-func (t Connectivity) MayRun(stopAfter time.Duration) bool {
+// MayRun decides whether the pod may run. A running pod may run until the silence has lasted stopAfter. A pod with
+// stopAfter that does not run here may run on another node by now. So it may start only after its intent was read; a
+// session or the lock is not enough.
+func (c Connectivity) MayRun(stopAfter time.Duration) bool {
 	switch {
-	case t.Lost:
+	case c.Lost:
 		return false
-	case !t.Running && t.Outdated:
+	case !c.Running && c.Outdated:
 		return false
-	case !t.Running && t.Waits:
-		return t.Agreed && t.Unread == 0
+	case !c.Running && c.Waits:
+		return c.Agreed && c.Unread == 0
 	case stopAfter == proc.Never:
 		return true
-	case !t.Running:
-		return t.Agreed && t.Unread < stopAfter
-	case t.Serving, t.Silence < stopAfter:
+	case !c.Running:
+		return c.Agreed && c.Unread < stopAfter
+	case c.Serving, c.Silence < stopAfter:
 		return true
-	case t.Silence == proc.Never: // the note of the last contact is lost
-		return t.Started < stopAfter
+	case c.Silence == proc.Never: // the note of the last contact is lost
+		return c.Started < stopAfter
 	default:
-		return t.Started < min(stopAfter, startGrace)
+		return c.Started < min(stopAfter, startGrace)
 	}
 }
 
-// NextLook is when MayRun may change its mind in a silence that goes on.
-func (t Connectivity) NextLook(stopAfter time.Duration) time.Duration {
+// NextLook returns the time until MayRun can decide otherwise if the silence continues.
+func (c Connectivity) NextLook(stopAfter time.Duration) time.Duration {
 	next := proc.Never
-	for _, d := range []time.Duration{stopAfter - t.Silence, stopAfter - t.Started, startGrace - t.Started} {
+	for _, d := range []time.Duration{stopAfter - c.Silence, stopAfter - c.Started, startGrace - c.Started} {
 		if d > 0 {
 			next = min(next, d)
 		}
@@ -65,35 +66,37 @@ func (t Connectivity) NextLook(stopAfter time.Duration) time.Duration {
 	return next
 }
 
-// Contact is when Consul's servers were last in touch, as a successor must know it, and whether what they say of the node's intents
-// counts: it does from when they were read under the node's lock until that is lost.
+// Contact has the time when Consul's servers last answered. It keeps this time on the disk, in the contact note, for
+// the supervisor and the next preparer. It also has whether the node's intents are known: from the read under the
+// node's lock until the lock is lost.
 type Contact struct {
-	// Changed is raised when contact begins or ends, or matters more than before.
+	// Changed is raised when contact begins or ends, and when the note may have to be written more often.
 	Changed wait.Signal
 
 	path string
 
 	writing sync.Mutex // held while the note is written; taken before mu
 
-	mu       sync.Mutex
-	started  proc.Moment // when this preparer began to look, or went on after it had stood still
-	serving  bool
-	left     func() time.Duration // of the session: for how long it may be believed in
-	held     bool                 // the session has had the node's lock
-	counts   time.Duration        // since the machine's start: it is contact without that once it may be believed in until then
-	stood    bool                 // the session may not be believed in any more, and nobody has ended it yet
-	last     proc.Moment          // the zero value when it is not known
-	noted    proc.Moment          // last as it is on the disk
-	locked   bool                 // the node's lock is held
-	informed bool                 // and the intents were read under it
-	// read is when they were last known. It is not on the disk: whoever starts has read none.
+	mu      sync.Mutex
+	started proc.Moment // when this preparer started, or continued after it was suspended
+	serving bool
+	left    func() time.Duration // returns for how much longer the session is valid
+	held    bool                 // this session has held the node's lock
+	// counts is a time since the machine's boot. A session that is still valid then is contact, even without the lock.
+	counts   time.Duration
+	stood    bool        // the session has expired, and Serve was not called for its end yet
+	last     proc.Moment // time of the last contact; the zero value if not known
+	noted    proc.Moment // last, as the note on the disk has it
+	locked   bool        // the preparer holds the node's lock
+	informed bool        // and the intents were read under the lock
+	// read is when the intents were last known. It is not on the disk, because a new preparer knows none.
 	read proc.Moment
 }
 
-// ContactFile is the note of the last contact in a data directory. Supervisors read it too.
+// ContactFile is the contact note in the data directory, which the supervisor's watchdogs read.
 const ContactFile = "contact.json"
 
-// OpenContact reads what the predecessor noted in the data directory. A note that cannot be understood is as none.
+// OpenContact reads the contact note of an earlier preparer. It ignores a note that it cannot parse.
 func OpenContact(dir string) (*Contact, error) {
 	now, err := proc.Now()
 	if err != nil {
@@ -108,15 +111,16 @@ func OpenContact(dir string) (*Contact, error) {
 	return c, nil
 }
 
-// Path returns the file of the note.
+// Path is the contact note.
 func (c *Contact) Path() string { return c.path }
 
-// agentSeen is how long the servers must have known a session before farms have surely seen that the machine's agent lives: they ask every 10 s.
+// agentSeen is how long after the start of a session farms have seen that the agent lives. They check every 10
+// s.
 const agentSeen = 20 * time.Second
 
-// Begin notes whose session Serve speaks of: left is for how long it may be believed in from now on. Farms count the silence of a lost node from when
-// its lock was free, so the session is no contact until it has taken the lock. One that cannot, because it lacks a permission, is contact once farms
-// have seen that the machine lives, which ends their count too.
+// Begin sets the session for the next calls of SetServing. left returns for how much longer it is valid. Farms measure
+// the silence of a lost node from the time when its lock became free. So a session is contact once it has taken the
+// lock, or once farms have seen that the machine lives, because both end the silence for farms.
 func (c *Contact) Begin(left func() time.Duration) {
 	now, err := proc.Now()
 	c.mu.Lock()
@@ -127,21 +131,22 @@ func (c *Contact) Begin(left func() time.Duration) {
 	}
 }
 
-// Serve notes that a session begins or ends. It ends at most 1.5 TTL after the servers last answered.
-func (c *Contact) Serve(serving bool) {
+// SetServing stores that a session begins or ends, which is at most 1.5 TTL after the servers last answered.
+func (c *Contact) SetServing(serving bool) {
 	now, err := proc.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.serving
-	if c.serving = before || serving; err == nil { // a session of a preparer that is refused is no contact
+	// If both are false, this preparer was refused the name, and its session is no contact.
+	if c.serving = before || serving; err == nil {
 		c.touch(now)
 	}
 	c.serving = serving
 	c.Changed.Raise()
 }
 
-// touch brings up to date when the last contact was, and reports whether it lasts. A process that stood still, and goes on, has its session no
-// longer, whatever it was told last: what was known of Consul may be as old as that. It gets the time of one that starts. The caller holds mu.
+// touch updates the time of the last contact, and reports whether contact lasts. If this process was suspended, its
+// session has expired, and what it knows may be old. So it gets the grace of a new process. The caller holds mu.
 func (c *Contact) touch(now proc.Moment) (lasts bool) {
 	if !c.serving {
 		return false
@@ -168,9 +173,8 @@ func (c *Contact) touch(now proc.Moment) (lasts bool) {
 	return lasts
 }
 
-// Lock notes whether the node's lock is held, and returns whether that is new. What was read before does not count any more: it may be
-// older than the lock.
-func (c *Contact) Lock(locked bool) (changed bool) {
+// SetLocked stores whether the preparer holds the lock. After a change the intents may be older than the lock.
+func (c *Contact) SetLocked(locked bool) (changed bool) {
 	now, err := proc.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -191,28 +195,28 @@ func (c *Contact) Lock(locked bool) (changed bool) {
 	return true
 }
 
-// Inform notes that the intents were read, which counts under the lock.
+// Inform is called when the intents were read.
 func (c *Contact) Inform() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.informed = c.locked
 }
 
-// Locked reports whether the node's lock is held.
+// Locked reports whether this preparer holds the node's lock.
 func (c *Contact) Locked() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.locked
 }
 
-// Informed reports whether the intents are known, and were read under the node's lock.
+// Informed reports whether the intents were read under the node's present lock.
 func (c *Contact) Informed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.informed
 }
 
-// Connectivity returns what is known now, of all but one pod.
+// Connectivity returns what is known now. The caller sets the fields about the pod.
 func (c *Contact) Connectivity(now proc.Moment) Connectivity {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,19 +231,19 @@ func (c *Contact) Connectivity(now proc.Moment) Connectivity {
 	return t
 }
 
-// The bounds of the time between two notes.
+// Bounds of NoteEvery.
 const (
 	MinNoteEvery = time.Second
 	maxNoteEvery = time.Minute
 )
 
-// NoteEvery is how often the note is renewed for a pod that may run for so long without contact.
+// NoteEvery returns the time between two notes for a pod that may run for stopAfter without contact.
 func NoteEvery(stopAfter time.Duration) time.Duration {
 	return min(max(stopAfter/10, MinNoteEvery), maxNoteEvery)
 }
 
-// Note keeps the note so fresh that it is off by a tenth of what pods allow, of which stopAfter is the shortest. It returns when it is
-// due again; proc.Never: not before something changes.
+// Note writes the contact note if it is due. stopAfter is the shortest of all pods. due is the time until the next
+// write; proc.Never: only after a change.
 func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (due time.Duration, err error) {
 	every := NoteEvery(stopAfter)
 	c.writing.Lock()
@@ -257,7 +261,7 @@ func (c *Contact) Note(now proc.Moment, stopAfter time.Duration) (due time.Durat
 	return due, nil
 }
 
-// Keep has the note say what is known now. Whoever starts what is stopped by the note calls it before.
+// Keep writes the note at once. Call it before the start of a process whose watchdog reads the note.
 func (c *Contact) Keep() error {
 	now, err := proc.Now()
 	if err != nil {
@@ -269,7 +273,8 @@ func (c *Contact) Keep() error {
 	return c.write(last)
 }
 
-// at returns when the last contact was, and whether it lasts; where it does not, in what time it begins by itself, proc.Never for not at all.
+// at returns the time of the last contact, and whether it lasts. begins is the time until the session counts as
+// contact; proc.Never: it does not by itself.
 func (c *Contact) at(now proc.Moment) (last proc.Moment, lasts bool, begins time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -286,8 +291,8 @@ func (c *Contact) notedAt() proc.Moment {
 	return c.noted
 }
 
-// write writes the note. The caller holds writing. Only the first one, or one on a file system that never writes in place, may need room on
-// the disk.
+// write: only the first write needs space on the disk, unless the file system never writes in place. The caller holds
+// c.writing.
 func (c *Contact) write(last proc.Moment) error {
 	if err := proc.WriteNote(c.path, last); err != nil {
 		return fmt.Errorf("write time of last contact: %w", err)

@@ -13,82 +13,82 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Doors says what a pod may do at Consul that would have something started on the node, or keep the preparer from its work. *store.Store is
-// one.
+// Doors finds out what pods can do in Consul to start a program on the node, or to hinder the preparer.
 type Doors interface {
 	OpenDoors(ctx context.Context, node string) ([]string, error)
 }
 
 var errUnsecured = errors.New("requests without a token may")
 
-// Exposure is what pods may do at Consul without a token, as was answered last.
+// Exposure checks regularly what pods can do in Consul without a token.
 type Exposure struct {
 	Node      string
-	Doors     Doors // nil: nobody asks
-	Strict    bool  // no new intents while pods may do anything, or nobody knows
+	Doors     Doors // nil: do not ask
+	Strict    bool  // accept no new intents unless the last answer was that pods can do nothing
 	Limiter   *loop.LogLimiter
-	Every     time.Duration // between two questions
-	Again     time.Duration // between two while nobody knows, or nothing is taken because of it
-	Unsecured func(bool)    // is told each answer
+	Every     time.Duration // time between two checks
+	Again     time.Duration // the same, while the answer is unknown or no intents are accepted
+	Unsecured func(bool)    // called with each answer
 
-	mu   sync.Mutex
-	said string // as in the node's record; empty: nobody has answered
+	mu     sync.Mutex
+	answer string // the last answer, as in the node's record; empty: none yet
 }
 
-// Said is what was answered last, as the node's record has it, and whether no new intents are taken for it.
-func (x *Exposure) Said() (anonymous string, shut bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.Doors == nil {
+// Answer returns the last answer for the node's record, and whether the node accepts no new intents because of it.
+func (e *Exposure) Answer() (anonymous string, shut bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.Doors == nil {
 		return "", false
 	}
-	return cmp.Or(x.said, node.AnonymousUnknown), x.Strict && x.said != node.AnonymousSecured
+	return cmp.Or(e.answer, node.AnonymousUnknown), e.Strict && e.answer != node.AnonymousSecured
 }
 
-// Watch asks at the start and from time to time until ctx ends, and calls changed when the answer is another. What was answered last holds
-// until there is another answer.
-func (x *Exposure) Watch(ctx context.Context, changed func()) {
-	if x.Doors == nil {
+// Watch checks until ctx ends, and calls changed when the answer changes. If a check fails, the last answer stays
+// valid.
+func (e *Exposure) Watch(ctx context.Context, changed func()) {
+	if e.Doors == nil {
 		return
 	}
 	wait.Each(ctx, nil, func() time.Duration {
-		open, err := x.Doors.OpenDoors(ctx, x.Node)
+		open, err := e.Doors.OpenDoors(ctx, e.Node)
 		if ctx.Err() != nil {
 			return 0
 		}
-		said, next := x.answered(open, err)
-		if said != "" && x.set(said) {
+		answer, next := e.answered(open, err)
+		if answer != "" && e.set(answer) {
 			changed()
 		}
 		return next
 	})
 }
 
-// answered takes an answer in, and returns what it says, empty for nothing, and when to ask again.
-func (x *Exposure) answered(open []string, err error) (said string, next time.Duration) {
+// answered returns answer "" if the check failed, and the time until the next check.
+func (e *Exposure) answered(open []string, err error) (answer string, next time.Duration) {
 	const asking, doors = "question what pods may do at Consul", "what pods may do at Consul"
 	if err != nil {
-		x.Limiter.Report(asking, "cannot be told what pods may do at Consul without a token", err)
-		return "", x.Again
+		e.Limiter.Report(asking, "cannot find out what pods may do at Consul without a token", err)
+		return "", e.Again
 	}
-	x.Limiter.Over(asking)
+	e.Limiter.Over(asking)
 	if len(open) == 0 {
-		x.Limiter.Over(doors)
-		return node.AnonymousSecured, x.Every
+		e.Limiter.Over(doors)
+		return node.AnonymousSecured, e.Every
 	}
-	message, next := "pods can reach Consul and need no token to have any program started on this node, as any user; see docs/security.md", x.Every
-	if x.Strict {
+	message, next := "pods can reach Consul and need no token to have any program started on this node, as any user; "+
+		"see docs/security.md", e.Every
+	if e.Strict {
 		message += "; no new intents are taken"
-		next = x.Again
+		next = e.Again
 	}
-	x.Limiter.Report(doors, message, errors.Join(errUnsecured, errors.New(strings.Join(open, ", "))))
+	e.Limiter.Report(doors, message, errors.Join(errUnsecured, errors.New(strings.Join(open, ", "))))
 	return node.AnonymousUnsecured, next
 }
 
-func (x *Exposure) set(said string) (changed bool) {
-	x.Unsecured(said == node.AnonymousUnsecured)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	changed, x.said = x.said != said, said
+func (e *Exposure) set(answer string) (changed bool) {
+	e.Unsecured(answer == node.AnonymousUnsecured)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	changed, e.answer = e.answer != answer, answer
 	return changed
 }

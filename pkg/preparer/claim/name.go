@@ -1,5 +1,5 @@
-// Package claim says whether this node may do what Consul asks of it: whose the node's name is, when Consul's servers were last in touch, and what
-// pods may do there. It knows no pods. Each of its types has one lock, which is not held while anything is read or written.
+// Package claim decides whether this node may do what Consul asks of it. It knows which host owns the node's name, when
+// Consul's servers last answered, and what pods may do while they do not answer.
 package claim
 
 import (
@@ -22,21 +22,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// nameFile says how this data directory last held its node's name.
 const nameFile = "name.json"
 
-// note is what is remembered of the node's record while the name was ours. It tells a record that another host wrote after
-// that, which declares this one dead, from one that is older, or of a store that was wiped or restored.
+// note is what this host remembers about the node's record from when it held the name. If another host has written the
+// record since, that host has declared this host dead. The note distinguishes such a record from an older one, and from
+// one in a store that was wiped or restored.
 type note struct {
 	Node        string `json:"node"`
 	Incarnation string `json:"incarnation"`
-	Epoch       string `json:"nonce"` // of the cluster, as the record had it
-	Index       uint64 `json:"index"` // of the record, when it first said all this
-	// Lost is the host that has taken the name over; empty: none has.
+	Epoch       string `json:"nonce"` // of the cluster, from the record
+	Index       uint64 `json:"index"` // Consul index of the record when it first had these values
+	// Lost is the host that took the name over; empty: none.
 	Lost string `json:"lost,omitempty"`
 }
 
-// locked returns the note after the node's record was seen under our lock. Nothing changes while incarnation and epoch do not.
+// locked takes in this host's own record. Only a new incarnation or epoch changes the note.
 func (n note) locked(rec store.Rec[node.Node]) note {
 	v := rec.Value
 	if v.Epoch == "" || n.Node == v.Name && n.Incarnation == v.Incarnation && n.Epoch == v.Epoch {
@@ -45,8 +45,8 @@ func (n note) locked(rec store.Rec[node.Node]) note {
 	return note{Node: v.Name, Incarnation: v.Incarnation, Epoch: v.Epoch, Index: rec.Index}
 }
 
-// keeps returns why a record that belongs to another host does not end our pods, and nothing when it does. wentBack is the
-// newest epoch when this preparer last saw the store go back in time.
+// keeps returns why this host's pods continue to run although the node's record is from another host, or "" if they
+// must end. wentBack is the newest epoch that was known when the store last went back in time.
 func (n note) keeps(rec store.Rec[node.Node], host, wentBack string) (why string) {
 	v := rec.Value
 	switch {
@@ -65,42 +65,43 @@ func (n note) keeps(rec store.Rec[node.Node], host, wentBack string) (why string
 	}
 }
 
-// rival is a host that seems to have taken the name over. One answer that says so may be a strange one.
+// rival is a host that has perhaps taken the name over.
 type rival struct {
-	host  string // empty: there is none
+	host  string // empty: no rival
 	since time.Time
 }
 
-// add takes in one more answer, and returns whether two that are so far apart say the same, without another between them.
-func (s *rival) add(host string, now time.Time, after time.Duration) (sure bool) {
-	if s.host != host {
-		*s = rival{host: host, since: now}
+// add stores one more answer. sure: an earlier answer, at least `after` ago, named the same host, and none since then
+// another.
+func (r *rival) add(host string, now time.Time, after time.Duration) (sure bool) {
+	if r.host != host {
+		*r = rival{host: host, since: now}
 		return false
 	}
-	return host != "" && now.Sub(s.since) >= after
+	return host != "" && now.Sub(r.since) >= after
 }
 
-// Name is whose the node's name is, as far as this host knows, and what tells that: how it last held the name, and how far it has seen
-// the store go.
+// Name has what this host knows about which host owns the node's name.
 type Name struct {
 	node, host string // the name, and the id of the data directory
 	path       string
 	limiter    *loop.LogLimiter
-	writing    sync.Mutex // held by whoever changes the note, so that the file has the last change; nobody who asks waits for it
+	// writing is held while the note is changed and written, so that the file has the last change.
+	writing sync.Mutex
 
 	mu       sync.Mutex
 	note     note
-	refused  error // why the name is another host's; nil: it is not, or nobody knows
-	held     bool  // this preparer has taken the name's lock, and was not refused since
-	takeOver bool  // from whichever host has the name; false once it was done
+	refused  error // why another host owns the name; nil: none does, or not known
+	held     bool  // this preparer took the name's lock, and was not refused the name since
+	takeOver bool  // take the name from any host that has it; false after it was taken
 	rival    rival
-	kept     string // why pods keep running without the name, as last found
-	newest   string // the newest epoch ever seen
-	wentBack string // the newest epoch when the store was last seen to go back in time
+	kept     string // why pods keep running without the name, as last reported
+	newest   string // the newest epoch seen
+	wentBack string // the newest epoch known when the store last went back in time
 }
 
-// OpenName reads what the data directory knows of the node's name. A note that is garbage is as none: then nothing tells that the name was
-// ever ours, and pods run on. With takeOver the name may be taken from another host, once.
+// OpenName reads the note and the host id. It ignores a note that it cannot parse: then pods continue to run. If
+// takeOver is true, this host takes the name from another host, once.
 func OpenName(dir, nodeName string, takeOver bool, limiter *loop.LogLimiter) (*Name, error) {
 	n := &Name{node: nodeName, path: filepath.Join(dir, nameFile), limiter: limiter, takeOver: takeOver}
 	var err error
@@ -117,7 +118,7 @@ func OpenName(dir, nodeName string, takeOver bool, limiter *loop.LogLimiter) (*N
 	return n, nil
 }
 
-// Host is the id of the data directory.
+// Host is the data directory's id.
 func (n *Name) Host() string { return n.host }
 
 // Lost reports whether another host has taken the name over.
@@ -127,7 +128,7 @@ func (n *Name) Lost() bool {
 	return n.lostTo() != ""
 }
 
-// lostTo returns the host that has taken the name over; empty: none has. The caller holds n.mu.
+// lostTo returns "" for none. The caller holds n.mu.
 func (n *Name) lostTo() string {
 	if n.note.Node != n.node {
 		return ""
@@ -135,18 +136,19 @@ func (n *Name) lostTo() string {
 	return n.note.Lost
 }
 
-// Refusal returns why the node's name is not this host's, nil when it is or nobody knows.
+// Refusal returns why this host does not own the node's name; nil if it does, or if this is not known.
 func (n *Name) Refusal() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if host := n.lostTo(); host != "" {
-		return errors.Join(fmt.Errorf("the name of node %s was taken over from this host by %s, so that none of its pods may run", n.node, host), n.refused)
+		return errors.Join(fmt.Errorf("the name of node %s was taken over from this host by %s, so that none of its "+
+			"pods may run", n.node, host), n.refused)
 	}
 	return n.refused
 }
 
-// Refuse notes that the name belongs to another host, and returns whether that is new. A preparer that is refused is not in touch, so that
-// pods with disconnect.stop_after stop: they may have been started by the other.
+// Refuse is called when Consul answers that the name belongs to another host. It returns whether that is new. A refused
+// preparer has no contact, so its pods with disconnect.stop_after stop: the other host may have started them.
 func (n *Name) Refuse(err error) (began bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -154,18 +156,19 @@ func (n *Name) Refuse(err error) (began bool) {
 	return began
 }
 
-// Standing is how a preparer stands to its node's name.
+// Standing is what a preparer knows about its right to the node's name.
 type Standing string
 
 // The standings.
 const (
-	Unproven Standing = "unproven" // Consul has not answered yet, and this data directory has not held the name
-	Former   Standing = "former"   // Consul has not answered yet; this data directory held the name when its last preparer ended
-	Held     Standing = "held"     // this preparer has taken the lock, and Consul has not contradicted since
-	Refused  Standing = "refused"  // the name is another host's
+	Unproven Standing = "unproven" // Consul has not answered yet, and this data directory never held the name
+	// Consul has not answered yet, and this data directory held the name before
+	Former  Standing = "former"
+	Held    Standing = "held"    // this preparer took the lock, and was not refused since
+	Refused Standing = "refused" // another host owns the name
 )
 
-// Standing returns how this preparer stands to the name.
+// Standing returns the standing of this preparer.
 func (n *Name) Standing() Standing {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -181,14 +184,15 @@ func (n *Name) Standing() Standing {
 	}
 }
 
-// TakeOver reports whether the name is to be taken from whichever host has it.
+// TakeOver reports whether to take the name from any host.
 func (n *Name) TakeOver() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.takeOver
 }
 
-// Take notes that the name is this host's: its lock was taken. Pods that were stopped for the loss wait for their intents all the same.
+// Take is called when this host took the name's lock. Pods that were stopped because of the loss still wait for their
+// intents.
 func (n *Name) Take() {
 	n.mu.Lock()
 	n.takeOver, n.rival, n.kept = false, rival{}, ""
@@ -202,12 +206,12 @@ func (n *Name) Take() {
 	n.refused, n.held = nil, true
 }
 
-// Saw notes how the node's record is under this host's lock.
+// Saw takes in the record that was read under the lock.
 func (n *Name) Saw(rec store.Rec[node.Node]) {
 	n.change(func(old note) note { return old.locked(rec) })
 }
 
-// change changes the note. What cannot be written counts all the same, until this preparer ends.
+// change keeps a note that cannot be written until this preparer ends.
 func (n *Name) change(change func(note) note) {
 	n.writing.Lock()
 	defer n.writing.Unlock()
@@ -223,14 +227,17 @@ func (n *Name) change(change func(note) note) {
 	if err == nil {
 		err = durable.ReplaceFile(n.path, data)
 	}
-	n.limiter.Saw("note of the name", "it cannot be noted whose the node's name is; after a restart this must be found out anew", err)
+	n.limiter.Saw("note of the name", "it cannot be noted whose the node's name is; after a restart this must be "+
+		"found out anew", err)
 }
 
-// ConfirmTakeover finds out whether the name, which another host has, was taken over from this one, from the node's record as it was read, nil for one
-// that is gone or cannot be understood. Whoever took it over has declared this machine dead, and its pods are started elsewhere: ours end, so
-// that nothing runs twice (P5). Anything else ends nothing (P4). Two answers are needed, confirm apart. kept is why pods run on, when
-// that is news.
-func (n *Name) ConfirmTakeover(rec *store.Rec[node.Node], now time.Time, confirm time.Duration) (lost bool, kept string) {
+// ConfirmTakeover finds out whether another host took the name over from this host. rec is the node's record in Consul;
+// nil if it is gone or cannot be parsed. If another host took the name over, farms start the pods elsewhere, so this
+// host's pods must end (P5). In all other cases no pod ends (P4). lost is true after two such answers that are at least
+// confirm apart. kept is why pods continue to run, if this reason is new.
+func (n *Name) ConfirmTakeover(rec *store.Rec[node.Node], now time.Time,
+	confirm time.Duration,
+) (lost bool, kept string) {
 	if lost, kept = n.takenOver(rec, now, confirm); lost {
 		n.change(func(old note) note {
 			old.Lost = HostOf(rec.Value)
@@ -259,17 +266,17 @@ func (n *Name) takenOver(rec *store.Rec[node.Node], now time.Time, confirm time.
 	return n.rival.add(host, now, confirm), kept
 }
 
-// HostOf names the host whose record it is.
+// HostOf names the writer of the record.
 func HostOf(n node.Node) string { return n.Host + " at agent " + n.ConsulNode }
 
-// SawEpoch notes a cluster epoch. They sort by the time of their making.
+// SawEpoch stores the newest epoch. The text of an epoch sorts by the time when it began.
 func (n *Name) SawEpoch(epoch string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.newest = max(n.newest, epoch)
 }
 
-// WentBack notes that the store went back in time, which the node record tells the farms: they may have missed it.
+// WentBack is called when the store went back in time. It returns store.ErrWentBack.
 func (n *Name) WentBack() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -277,7 +284,8 @@ func (n *Name) WentBack() error {
 	return store.ErrWentBack
 }
 
-// WentBackAt is what the node's record says of that, until a farm has answered with a newer epoch.
+// WentBackAt returns the newest epoch that was known when the store went back in time, for the node's record: farms can
+// have missed that. If epoch is newer, a farm has renewed the epoch already, and it returns "".
 func (n *Name) WentBackAt(epoch string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -287,12 +295,11 @@ func (n *Name) WentBackAt(epoch string) string {
 	return n.wentBack
 }
 
-// hostFile names this data directory for ever, so that two machines that were given one name are told apart.
+// hostFile has a permanent id, which distinguishes two machines with the same node name.
 const hostFile = "host-id"
 
 var hostPattern = regexp.MustCompile(`^[0-9a-z]{26}$`)
 
-// hostID returns the id of the data directory, a new one where there is none that can be read.
 func hostID(dir string) (string, error) {
 	path := filepath.Join(dir, hostFile)
 	data, err := os.ReadFile(path)

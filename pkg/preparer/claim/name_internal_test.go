@@ -39,7 +39,7 @@ func TestHostID(t *testing.T) {
 	}
 }
 
-// One answer is not believed, nor are two that come at once, nor two with another one between them.
+// One answer is not enough to be sure, nor are two that come too soon after each other, or with another in between.
 func TestRivalIsConfirmed(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
@@ -83,12 +83,12 @@ func TestNoteThatCannotBeRead(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, nameFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenName(dir, "n", false, nil); err == nil { // it may say that nothing may run
+	if _, err := OpenName(dir, "n", false, nil); err == nil { // the note could have that the name was lost
 		t.Error("a note that the disk does not give is taken for none")
 	}
 }
 
-// The standing follows from what Consul last said, and before it has said anything from what the disk knows.
+// The standing comes from Consul's last answer. Before the first answer, it comes from the note on the disk.
 func TestStanding(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -114,7 +114,7 @@ func TestStanding(t *testing.T) {
 	is(Held)
 	n.Refuse(errors.New("another host has it"))
 	is(Refused)
-	n = open() // it never saw its own record, so it did not note it
+	n = open() // Saw was not called, so there is no note
 	is(Unproven)
 	n.Take()
 	n.Saw(store.Rec[node.Node]{Value: node.Node{Name: "n", Incarnation: "i", Epoch: "e"}, Index: 1})

@@ -13,14 +13,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Limits on what a configuration takes from the node's files, in bytes.
+// Limits of a configuration, in bytes.
 const (
-	maxConfigFile  = 64 << 10 // one file that a {"$file": ...} names
-	maxConfigBytes = 1 << 20  // the whole, rendered
+	maxConfigFile  = 64 << 10 // one file that {"$file": path} names
+	maxConfigBytes = 1 << 20  // the whole configuration with these files
 )
 
-// renderConfig returns the content of a pod's configuration file: the manifest's tree as JSON, which YAML readers read
-// too, with the content of the named files in place of every {"$file": path}. No error holds anything of a file's content.
+// renderConfig returns a pod's configuration file: the manifest's tree as JSON, in which the content of a file replaces
+// each {"$file": path}. Errors never contain content of a file.
 func renderConfig(tree manifest.Config) ([]byte, error) {
 	if tree == nil {
 		return []byte("{}\n"), nil
@@ -37,12 +37,12 @@ func renderConfig(tree manifest.Config) ([]byte, error) {
 		return nil, errors.New("config cannot be written as JSON") // the error may quote a value
 	}
 	if out.Len() > maxConfigBytes {
-		return nil, fmt.Errorf("config: %d bytes with the files that it names; allowed: at most %d", out.Len(), maxConfigBytes)
+		return nil, fmt.Errorf("config: %d bytes with the files that it names; allowed: at most %d",
+			out.Len(), maxConfigBytes)
 	}
 	return out.Bytes(), nil
 }
 
-// fill returns a copy of the value with files in place of their references.
 func fill(at string, value any) (any, error) {
 	switch value := value.(type) {
 	case map[string]any:
@@ -73,7 +73,7 @@ func fill(at string, value any) (any, error) {
 	}
 }
 
-// readConfigFile returns the file's content without the one line end that editors put behind the last line.
+// readConfigFile cuts the line end that editors add at the end.
 func readConfigFile(at string, name any, keys int) (string, error) {
 	path, ok := name.(string)
 	if !ok || keys != 1 {

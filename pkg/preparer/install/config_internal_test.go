@@ -33,7 +33,8 @@ func TestRenderConfig(t *testing.T) {
 	two := write("two", "a\n\n")
 	crlf := write("crlf", "b\r\n")
 	none := write("none", `"c" <é>`)
-	got, err := renderConfig(treeOf(t, `{"n": 12345678901234567890, "f": 1.0, "s": "<&>", "deep": [{"x": {"$file": "`+two+`"}}, {"$file": "`+crlf+`"}], "c": {"$file": "`+none+`"}}`))
+	got, err := renderConfig(treeOf(t, `{"n": 12345678901234567890, "f": 1.0, "s": "<&>", "deep": [{"x": {"$file": "`+
+		two+`"}}, {"$file": "`+crlf+`"}], "c": {"$file": "`+none+`"}}`))
 	want := `{
   "c": "\"c\" <é>",
   "deep": [
@@ -69,13 +70,17 @@ func TestRenderConfig(t *testing.T) {
 		"missing":     {`{"a": {"b": {"$file": "/no/such"}}}`, "config.a.b: open /no/such"},
 		"a directory": {`{"a": [1, {"$file": "` + dir + `"}]}`, "config.a[1]: " + dir + " is a d"},
 		"a pipe":      {`{"a": {"$file": "` + pipe + `"}}`, "allowed: a regular file"},
-		"too large":   {`{"a": {"$file": "` + filepath.Join(dir, "full") + `"}}`, "more than 65536 bytes, which is what a file may have"},
-		"not text":    {`{"a": {"$file": "` + write("binary", "\xff\xfe") + `"}}`, "not UTF-8"},
-		"more keys":   {`{"a": {"$file": "/x", "b": 1}}`, "with other keys"},
-		"no path":     {`{"a": {"$file": 7}}`, "something other than a path"},
-		"too much":    {`{"a": [` + strings.Join(many, ",") + `]}`, "allowed: at most 1048576"},
+		"too large": {
+			`{"a": {"$file": "` + filepath.Join(dir, "full") + `"}}`,
+			"more than 65536 bytes, which is what a file may have",
+		},
+		"not text":  {`{"a": {"$file": "` + write("binary", "\xff\xfe") + `"}}`, "not UTF-8"},
+		"more keys": {`{"a": {"$file": "/x", "b": 1}}`, "with other keys"},
+		"no path":   {`{"a": {"$file": 7}}`, "something other than a path"},
+		"too much":  {`{"a": [` + strings.Join(many, ",") + `]}`, "allowed: at most 1048576"},
 	} {
-		if _, err := renderConfig(treeOf(t, c.config)); err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "xxxx") {
+		if _, err := renderConfig(treeOf(t, c.config)); err == nil || !strings.Contains(err.Error(), c.says) ||
+			strings.Contains(err.Error(), "xxxx") {
 			t.Errorf("%s: got %.300v", name, err)
 		}
 	}

@@ -9,30 +9,38 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// The environment of a pod's processes and hooks, besides what its manifest says. What stands behind each is docs/reference/environment.md.
+// The environment variables that the node sets for a pod's processes and hooks. The comments of the names are copied to
+// docs/reference/environment.md (make reference).
 const (
-	envNode         = "NODE_NAME"    // the node
-	envAddress      = "NODE_ADDRESS" // the address that its pods listen on
-	envPodID        = "POD_ID"       // the manifest's `id`
-	envRole         = "POD_ROLE"     // the replica group that the pod belongs to
-	envIndex        = "POD_INDEX"    // its number in that group, from 0
-	envReplicas     = "POD_REPLICAS" // how many replicas that group had when this version of the pod was placed; a later count changes nothing in pods that run
-	envRC           = "RC_ID"        // the controller
-	envDigest       = "POD_DIGEST"   // digest of the manifest that this version of the pod was made from; limits of CPU and memory may have changed since
-	envHome         = "POD_HOME"     // the pod's own directory: stays when the pod is upgraded; removed some time after it was stopped (`--keep-stopped` of the preparer)
-	volumeEnvPrefix = "VOLUME_"      // directory of a volume
-	portEnvPrefix   = "PORT_"        // number of a port
-	envLaunchable   = "LAUNCHABLE"   // name of the launchable
-	envConfig       = "CONFIG_PATH"  // file with the manifest's `config`
-	envHook         = "HOOK"         // in hooks only: the point that it stands at
-	envPath         = "PATH"         // `/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin`, unless `env` says otherwise
-	envUserHome     = "HOME"         // `POD_HOME`, unless `env` says otherwise
-	// defaultPath is there because next to no program starts without a PATH, and nothing is inherited.
+	envNode    = "NODE_NAME"    // the node
+	envAddress = "NODE_ADDRESS" // the address that its pods listen on
+	envPodID   = "POD_ID"       // the manifest's `id`
+	envRole    = "POD_ROLE"     // the replica group that the pod belongs to
+	envIndex   = "POD_INDEX"    // its number in that group, from 0
+	// how many replicas that group had when this version of the pod was placed; a later count changes nothing in pods
+	// that run
+	envReplicas = "POD_REPLICAS"
+	envRC       = "RC_ID" // the controller
+	// digest of the manifest that this version of the pod was made from; limits of CPU and memory may have changed
+	// since
+	envDigest = "POD_DIGEST"
+	// the pod's own directory: kept when the pod is upgraded; removed some time after it was stopped (`--keep-stopped`
+	// of the preparer)
+	envHome         = "POD_HOME"
+	volumeEnvPrefix = "VOLUME_"     // directory of a volume
+	portEnvPrefix   = "PORT_"       // number of a port
+	envLaunchable   = "LAUNCHABLE"  // name of the launchable
+	envConfig       = "CONFIG_PATH" // file with the manifest's `config`
+	envHook         = "HOOK"        // in hooks only: its point, such as before_stop
+	// `/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin`, unless `env` has another
+	envPath     = "PATH"
+	envUserHome = "HOME" // `POD_HOME`, unless `env` has another
+	// defaultPath is set because few programs start without a PATH, and nothing is inherited.
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// env is what a process of the launchable gets. The manifest's environment cannot replace what the node says, except for
-// the two that programs merely expect to find.
+// env returns the environment of a process. The manifest can set PATH and HOME, but not the other variables of the
+// node.
 func (v *Version) env(l *manifest.Launchable) map[string]string {
 	env := map[string]string{envPath: defaultPath, envUserHome: v.n.home(v.ID)}
 	own := v.nodeEnv(l)
@@ -43,13 +51,13 @@ func (v *Version) env(l *manifest.Launchable) map[string]string {
 	return env
 }
 
-// Expand replaces the node's variables in texts of the manifest, as they are for the launchable.
+// Expand replaces the node's variables in texts of the manifest.
 func (v *Version) Expand(l *manifest.Launchable, texts []string) []string {
 	return manifest.ExpandAll(texts, v.nodeEnv(l))
 }
 
-// nodeEnv is what the node says of a pod. Nothing in it is the pod's choice but the names of its ports and volumes, so that
-// the operator's own hooks may rely on it.
+// nodeEnv returns the node's variables for a pod. The operator's own hooks can rely on the values, because the manifest
+// chooses only the names of ports and volumes.
 func (v *Version) nodeEnv(l *manifest.Launchable) map[string]string {
 	env := map[string]string{
 		envNode: v.n.cfg.Node, envAddress: v.n.cfg.Address, envPodID: v.M.ID, envHome: v.n.home(v.ID),
@@ -76,12 +84,12 @@ func joinEnv(env map[string]string) []string {
 	return lines
 }
 
-// Described is what the environment of a process says of its pod.
+// Described has the facts about a pod that are in the environment of its processes.
 type Described struct {
 	PodID, Digest string
 	Ports         map[string]int
-	Replicas      int    // of its role; zero: it does not say
-	Path          string // where its programs are looked for
+	Replicas      int    // of the pod's role; zero: not known
+	Path          string // the PATH
 }
 
 // Describe reads the environment of a process.

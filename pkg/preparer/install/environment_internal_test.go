@@ -11,8 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// The variables that a manifest may name are those that the node sets, as far as their names are of the form that is
-// expanded.
+// A manifest may use exactly the variables that Expand recognises.
 func TestVariablesOfManifestsAreThoseOfTheNode(t *testing.T) {
 	t.Parallel()
 	m := &manifest.Manifest{

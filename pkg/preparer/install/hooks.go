@@ -17,7 +17,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
-// The turning points of a pod's life that hooks stand at.
 const (
 	beforeInstall = "before_install"
 	afterInstall  = "after_install"
@@ -25,56 +24,53 @@ const (
 	afterLaunch   = "after_launch"
 	beforeStop    = "before_stop"
 	afterStop     = "after_stop"
-	// Programs of an artifact that, if they are there, take the pod out of use and put it into use.
+	// Programs bin/disable and bin/enable of an artifact, if they exist.
 	disable = "disable"
 	enable  = "enable"
 )
 
-// requiredSuffix ends the name of a hook of the node that must succeed.
+// requiredSuffix ends the file name of a node's hook that must succeed.
 const requiredSuffix = ".required"
 
-// maxHookBytes bounds what one hook may write into the log.
 const maxHookBytes = 1 << 20
 
-// hooksLog is the file in a pod's log directory that its hooks write into. No process can be called so.
+// hooksLog is in a pod's log directory. No process's log can have this name.
 const hooksLog = "_hooks.log"
 
-// hook is one program to run.
 type hook struct {
 	point    string // before_install, ...
-	label    string // for people
+	label    string // names the program for people
 	required bool
 	timeout  time.Duration
 	run      runtime.Once
 }
 
-// errHook is in every error of a required hook.
 var errHook = errors.New("hook")
 
-// runHooks runs what stands at a point, one after the other. A required one that fails keeps the others from being run and
-// is the error that comes back; an optional one is logged.
-func (v *Version) runHooks(ctx context.Context, tell Progress, point string) error {
+// runHooks runs the hooks of a point one after the other, until a required hook fails.
+func (v *Version) runHooks(ctx context.Context, progress Progress, point string) error {
 	hooks, err := v.hooksAt(point)
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", errHook, point, err)
 	}
 	for i := range hooks {
-		if err := v.runHook(ctx, tell, &hooks[i]); err != nil {
+		if err := v.runHook(ctx, progress, &hooks[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// tryHooks is runHooks for a step that nothing may keep from being done. Only the end of ctx is an error.
-func (v *Version) tryHooks(ctx context.Context, tell Progress, point string) error {
-	if err := v.runHooks(ctx, tell, point); err != nil && ctx.Err() == nil {
-		tell.Failed("hook failed; going on all the same", err)
+// tryHooks only logs a failure, because a stop must not fail because of a hook. It returns an error only if ctx has
+// ended.
+func (v *Version) tryHooks(ctx context.Context, progress Progress, point string) error {
+	if err := v.runHooks(ctx, progress, point); err != nil && ctx.Err() == nil {
+		progress.Failed("hook failed; going on all the same", err)
 	}
 	return context.Cause(ctx)
 }
 
-// hooksAt lists what stands at a point: the node's own first, then the pod's.
+// hooksAt returns first the node's hooks, then the pod's.
 func (v *Version) hooksAt(point string) ([]hook, error) {
 	if point == enable || point == disable {
 		return v.switches(point)
@@ -95,7 +91,7 @@ func (v *Version) hooksAt(point string) ([]hook, error) {
 	return hooks, err
 }
 
-// podHook is a program of one of the pod's artifacts. It runs as the launchable's processes do.
+// podHook returns a hook in one of the pod's artifacts, with the isolation of the launchable's processes.
 func (v *Version) podHook(point string, l *manifest.Launchable, path string, args []string) (hook, error) {
 	iso, err := v.isolation(l)
 	if err != nil {
@@ -105,17 +101,20 @@ func (v *Version) podHook(point string, l *manifest.Launchable, path string, arg
 	env[envHook] = point
 	return hook{
 		point: point, label: l.Name + ":" + path, timeout: manifest.DefaultHookTimeout,
-		run: runtime.Once{Command: append([]string{v.Path(l.Name, path)}, v.Expand(l, args)...), Env: joinEnv(env), Dir: v.n.home(v.ID), Isolation: iso},
+		run: runtime.Once{
+			Command: append([]string{v.Path(l.Name, path)}, v.Expand(l, args)...), Env: joinEnv(env),
+			Dir: v.n.home(v.ID), Isolation: iso,
+		},
 	}, nil
 }
 
-// switches are the programs bin/enable or bin/disable of the artifacts that have them.
+// switches returns the programs bin/enable or bin/disable of all artifacts.
 func (v *Version) switches(name string) ([]hook, error) {
 	var hooks []hook
 	for i := range v.M.Launchables {
 		l := &v.M.Launchables[i]
 		path := "bin/" + name
-		if l.Artifact.Kind != manifest.ArtifactTar {
+		if !l.Artifact.HasSwitches() {
 			continue
 		}
 		if CheckProgram(v.Path(l.Name, path)) != nil {
@@ -130,9 +129,9 @@ func (v *Version) switches(name string) ([]hook, error) {
 	return hooks, nil
 }
 
-// nodeHooks are the operator's: executable files in the directories <point> and <point>.d, in the order of their names.
-// They run as the preparer does, and so get nothing from the pod's manifest that could bend them, nor the pod's home as their
-// directory: what they name without a path would be the pod's choice.
+// nodeHooks returns the operator's hooks: the executable files in the directories <point> and <point>.d, sorted by
+// name. They run as the preparer's user, so they get no environment from the manifest, and their working directory is
+// not the pod's home. Otherwise, if a hook starts a program without a path, the pod could choose which program runs.
 func (v *Version) nodeHooks(point string) ([]hook, error) {
 	if v.n.cfg.HooksDir == "" {
 		return nil, nil
@@ -162,27 +161,28 @@ func (v *Version) nodeHooks(point string) ([]hook, error) {
 	var hooks []hook
 	for _, key := range slices.Sorted(maps.Keys(found)) {
 		hooks = append(hooks, hook{
-			point: point, label: found[key], required: strings.HasSuffix(found[key], requiredSuffix), timeout: manifest.DefaultHookTimeout,
+			point: point, label: found[key], required: strings.HasSuffix(found[key],
+				requiredSuffix), timeout: manifest.DefaultHookTimeout,
 			run: runtime.Once{Command: []string{found[key]}, Env: joinEnv(env), Dir: "/", Isolation: iso},
 		})
 	}
 	return hooks, nil
 }
 
-// runHook runs one program. Nothing of it runs when it returns, whatever becomes of the preparer.
-func (v *Version) runHook(ctx context.Context, tell Progress, h *hook) error {
+// runHook leaves no process of the hook behind when it returns, or when the preparer ends.
+func (v *Version) runHook(ctx context.Context, progress Progress, h *hook) error {
 	log, err := v.openHooksLog()
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", errHook, h.point, err)
 	}
-	defer func() { _ = log.Close() }() // what a hook says is not worth a failure
+	defer func() { _ = log.Close() }() // an error of the log does not make the hook fail
 	began := time.Now()
 	fmt.Fprintf(log, "%s %s of version %s: %s\n", began.UTC().Format(time.RFC3339), h.point, v.In.name(), h.label)
 	h.run.Name = FileName(v.ID) + "." + h.point
 	timeout := fmt.Errorf("was killed after %s", h.timeout)
 	limited, cancel := context.WithTimeoutCause(ctx, h.timeout, timeout)
 	defer cancel()
-	defer tell.During(fmt.Sprintf("hook %s runs: %s; it has %s from the start", h.point, h.label, h.timeout))()
+	defer progress.During(fmt.Sprintf("hook %s runs: %s; it has %s from the start", h.point, h.label, h.timeout))()
 	v.n.cfg.Step("hook " + h.point)
 	exit, err := v.n.cfg.Runtime.RunOnce(limited, h.run, runtime.Streams{Output: log, MaxBytes: maxHookBytes})
 	if err == nil && !exit.OK() {
@@ -203,11 +203,11 @@ func (v *Version) runHook(ctx context.Context, tell Progress, h *hook) error {
 	if h.required {
 		return err
 	}
-	tell.Failed("optional hook failed", err)
+	progress.Failed("optional hook failed", err)
 	return nil
 }
 
-// openHooksLog opens the log for appending, after rotating it when it is large. Nothing writes into it at that time.
+// openHooksLog first rotates a large log. At this moment no hook writes to it.
 func (v *Version) openHooksLog() (*os.File, error) {
 	if err := os.MkdirAll(v.n.Logs(v.ID), 0o750); err != nil {
 		return nil, fmt.Errorf("make log directory: %w", err)
@@ -225,7 +225,7 @@ func (v *Version) openHooksLog() (*os.File, error) {
 	return f, nil
 }
 
-// LaunchHooks reports whether anything follows the start of the version's processes.
+// LaunchHooks reports whether any hooks must run after the start of the version's processes.
 func (v *Version) LaunchHooks() bool {
 	if v.n.cfg.HooksDir != "" || v.M.Hooks != nil && v.M.Hooks.AfterLaunch != nil {
 		return true

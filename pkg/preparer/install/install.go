@@ -1,6 +1,6 @@
-// Package install turns a manifest and an identity into a version of a pod on the node's disk, and into the specifications of its processes:
-// artifacts, configuration, volumes, environment, hooks, users. It knows no intents, no records and no Consul; what a version was installed from
-// is in Installed, and whoever has that finds everything else again.
+// Package install makes a version of a pod on the node's disk: artifacts, configuration, volumes, users and hooks. It
+// also makes the specifications of the pod's processes. It does not use intents, records or Consul. Everything else
+// about a version is derived from Installed.
 package install
 
 import (
@@ -28,35 +28,36 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Artifacts makes an artifact present and returns the directory it is unpacked in. One that is there costs nothing, whatever
-// else is being fetched. It bounds by itself how many are fetched at a time.
+// Artifacts fetches artifacts.
 type Artifacts interface {
-	// Ensure returns an error that has a method Refused() bool, true, where asking again will not help by itself.
+	// Ensure returns the directory with the unpacked tree of an artifact. If it is present, Ensure returns at once,
+	// even while other artifacts are fetched. If another try would not help, its error has a method Refused() bool that
+	// returns true.
 	Ensure(ctx context.Context, a manifest.Artifact) (dir string, err error)
 }
 
-// Progress is told how far the work for one pod is.
+// Progress receives reports about the work on one pod.
 type Progress interface {
-	// At is told what is being done now.
+	// At reports the current step.
 	At(state pod.State, message string)
-	// During is told what is waited for, until over is called.
+	// During reports what the work waits for, until over is called.
 	During(doing string) (over func())
-	// Failed is told of what nothing depends on.
+	// Failed reports a failure that does not stop the work.
 	Failed(message string, err error)
 }
 
-// Host is what the machine has for its pods.
+// Host is what a machine offers to its pods.
 type Host struct {
-	Dir       string // absolute: pod records, homes and logs; belongs to one daemon (R11)
-	HooksDir  string // absolute: the node's own hooks; empty: it has none
+	Dir       string // data directory, absolute; belongs to one daemon (R11)
+	HooksDir  string // directory of the node's own hooks, absolute; empty: no hooks
 	Isolation Isolation
 	Artifacts Artifacts
 	Runtime   runtime.Runtime // runs hooks
 	Trust     Trust           // nil: every manifest may run
-	LogBytes  int64           // of one process before its log file is rotated
+	LogBytes  int64           // size from which a process's log file is rotated
 	LogKeep   int             // rotated log files kept for each process
 
-	// Step is called at every durable step, by the name of what was done. It is there for tests that end the process.
+	// Step is called with the name of each step before and after a change on the disk. Tests end the process there.
 	Step func(name string)
 }
 
@@ -64,29 +65,30 @@ type Host struct {
 type Config struct {
 	Host
 	Node, Address string // the node's name, and an address of this machine that its pods listen on
-	ContactNote   string // absolute: the file that says when Consul was last in touch
+	ContactNote   string // absolute path of the contact note
 	Log           obs.Logger
 	Limiter       *loop.LogLimiter
-	HookFailed    func() // a hook failed or took too long
-	FetchFailed   func() // an artifact is not there, perhaps for lack of space
+	HookFailed    func() // called when a hook failed or took too long
+	FetchFailed   func() // called when an artifact could not be fetched, perhaps because of a full disk
 }
 
-// Node is the machine that pods are installed on.
+// Node installs pods on one machine.
 type Node struct {
 	cfg      Config
 	accounts account.Directory
 	users    users
-	litter   wait.Signal // something was taken away that is to be deleted
+	litter   wait.Signal // raised when a directory was moved away and must be deleted
 }
 
-// New returns a node, with the users that its disk says are taken; numbers are those that pods have besides, by identity.
+// New returns a Node. numbers has the user numbers in the pods' records. New also finds those that own files on the
+// disk.
 func New(cfg Config, numbers map[pod.Identity]int) *Node {
 	n := &Node{cfg: cfg, litter: wait.NewSignal()}
 	n.loadUsers(numbers)
 	return n
 }
 
-// Order is a version that is to be installed.
+// Order is a version to install.
 type Order struct {
 	Pod       pod.Identity
 	Digest    string
@@ -94,15 +96,16 @@ type Order struct {
 	Manifest  *manifest.Manifest
 	Canonical json.RawMessage // of the manifest
 	Signature string
-	Ports     map[string]int // that were assigned
-	Replicas  int            // of the pod's role; zero: nobody says
-	UID       int            // the number that the pod has as a user and as a group; zero: none
-	Before    *Installed     // what is installed now; nil: nothing
+	Ports     map[string]int // numbers that the farm assigned
+	Replicas  int            // of the pod's role; zero: not known
+	UID       int            // number of the pod's user and group; zero: none
+	Before    *Installed     // the version installed now; nil: none
 }
 
-// Install makes a new version, up to its directory, with the hooks around that. What is installed now is not touched.
-func (n *Node) Install(ctx context.Context, o *Order, tell Progress) (*Installed, error) {
-	tell.At(pod.StateFetching, fetchText(o.Manifest))
+// Install makes the directory of a new version, and runs the hooks around that. It does not touch the version installed
+// now.
+func (n *Node) Install(ctx context.Context, o *Order, progress Progress) (*Installed, error) {
+	progress.At(pod.StateFetching, fetchText(o.Manifest))
 	roots, err := n.Fetch(ctx, o.Manifest)
 	if err != nil {
 		return nil, err
@@ -110,8 +113,11 @@ func (n *Node) Install(ctx context.Context, o *Order, tell Progress) (*Installed
 	if err := n.Trusted(o.Manifest, o.Signature); err != nil {
 		return nil, err
 	}
-	tell.At(pod.StateInstalling, "installing "+Short(o.Digest))
-	in := &Installed{Digest: o.Digest, Revision: o.Revision, Manifest: o.Canonical, Ports: EffectivePorts(o.Manifest, o.Ports), Replicas: o.Replicas}
+	progress.At(pod.StateInstalling, "installing "+Short(o.Digest))
+	in := &Installed{
+		Digest: o.Digest, Revision: o.Revision, Manifest: o.Canonical,
+		Ports: EffectivePorts(o.Manifest, o.Ports), Replicas: o.Replicas,
+	}
 	if err := n.checkPorts(ctx, newPorts(in.Ports, o.Before)); err != nil {
 		return nil, err
 	}
@@ -123,10 +129,14 @@ func (n *Node) Install(ctx context.Context, o *Order, tell Progress) (*Installed
 	if err := v.claimData(); err != nil {
 		return nil, err
 	}
-	if err := v.makeDirs(ctx, o.Before == nil); err != nil {
+	makeDirs := v.makeDirs
+	if o.Before == nil { // no earlier version may still run
+		makeDirs = v.takeOverDirs
+	}
+	if err := makeDirs(ctx); err != nil {
 		return nil, err
 	}
-	if err := v.runHooks(ctx, tell, beforeInstall); err != nil {
+	if err := v.runHooks(ctx, progress, beforeInstall); err != nil {
 		return nil, err
 	}
 	if err := v.layOut(); err != nil {
@@ -134,19 +144,18 @@ func (n *Node) Install(ctx context.Context, o *Order, tell Progress) (*Installed
 	}
 	v.roots = nil
 	in.Launching = v.LaunchHooks()
-	if err := v.runHooks(ctx, tell, afterInstall); err != nil {
+	if err := v.runHooks(ctx, progress, afterInstall); err != nil {
 		return nil, err
 	}
 	return in, n.Trusted(o.Manifest, o.Signature)
 }
 
-// Fetch makes all artifacts of a pod present and returns their directories by launchable. One that is a program of the
-// node has none.
+// Fetch returns the directories of a pod's artifacts by launchable. A program of the node has none.
 func (n *Node) Fetch(ctx context.Context, m *manifest.Manifest) (map[string]string, error) {
 	dirs := make(map[string]string, len(m.Launchables))
 	for i := range m.Launchables {
 		l := &m.Launchables[i]
-		if l.Artifact.Kind == manifest.ArtifactExec {
+		if !l.Artifact.IsFetched() {
 			continue
 		}
 		dir, err := n.cfg.Artifacts.Ensure(ctx, l.Artifact)
@@ -160,11 +169,10 @@ func (n *Node) Fetch(ctx context.Context, m *manifest.Manifest) (map[string]stri
 	return dirs, nil
 }
 
-// fetchText says what is being fetched.
 func fetchText(m *manifest.Manifest) string {
 	var names []string
 	for i := range m.Launchables {
-		if m.Launchables[i].Artifact.Kind == manifest.ArtifactTar {
+		if m.Launchables[i].Artifact.IsFetched() {
 			names = append(names, m.Launchables[i].Name)
 		}
 	}
@@ -174,7 +182,7 @@ func fetchText(m *manifest.Manifest) string {
 	return "fetching " + strings.Join(names, ", ")
 }
 
-// EffectivePorts returns the manifest's ports, with the numbers that the farm assigned where it did.
+// EffectivePorts returns the ports of the manifest, with the numbers that the farm assigned to dynamic ports.
 func EffectivePorts(m *manifest.Manifest, assigned map[string]int) map[string]int {
 	ports := m.PortMap()
 	for name := range ports {
@@ -185,7 +193,7 @@ func EffectivePorts(m *manifest.Manifest, assigned map[string]int) map[string]in
 	return ports
 }
 
-// newPorts returns the ports that the installed version does not hold already.
+// newPorts returns the ports that the installed version does not use.
 func newPorts(ports map[string]int, installed *Installed) map[string]int {
 	if installed == nil {
 		return ports
@@ -200,7 +208,7 @@ func newPorts(ports map[string]int, installed *Installed) map[string]int {
 	return fresh
 }
 
-// checkPorts refuses a port that something else listens on, so that a pod is not taken for that something.
+// checkPorts returns an error if another process listens on one of the ports, because the pod's clients would reach it.
 func (n *Node) checkPorts(ctx context.Context, ports map[string]int) error {
 	var config net.ListenConfig
 	for _, name := range slices.Sorted(maps.Keys(ports)) {
@@ -211,7 +219,8 @@ func (n *Node) checkPorts(ctx context.Context, ports map[string]int) error {
 		listener, err := config.Listen(ctx, "tcp", addr)
 		switch {
 		case errors.Is(err, syscall.EADDRINUSE):
-			return fmt.Errorf("port %s: %s holds %s; stop it, or let the pod use another port", name, holder(addr), addr)
+			return fmt.Errorf("port %s: %s holds %s; stop it, or let the pod use another port", name,
+				holder(addr), addr)
 		case err != nil:
 			return fmt.Errorf("port %s: the node cannot listen on %s: %w", name, addr, err)
 		}
@@ -222,7 +231,6 @@ func (n *Node) checkPorts(ctx context.Context, ports map[string]int) error {
 	return nil
 }
 
-// holder names who listens on an address.
 func holder(addr string) string {
 	at, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -235,46 +243,47 @@ func holder(addr string) string {
 	return fmt.Sprintf("process %d (%q)", pid, name)
 }
 
-// FileName names an identity in one path element. RC ids and roles hold no dots, so no two are alike.
+// FileName is unique and valid in paths, because RC ids and roles contain no dots.
 func FileName(id pod.Identity) string { return fmt.Sprintf("%s.%s.%d", id.RCID, id.Role, id.Index) }
 
-// Short shows enough of a digest to tell it from others.
+// Short is for people.
 func Short(digest string) string { return fmt.Sprintf("%.12s", digest) }
 
-// Logs is the directory of a pod's logs.
+// Logs returns the directory of a pod's logs.
 func (n *Node) Logs(id pod.Identity) string { return n.dirOf(logsDir, id) }
 
 func (n *Node) dirOf(kind string, id pod.Identity) string {
 	return filepath.Join(n.cfg.Dir, kind, FileName(id))
 }
 
-// ErrManifest marks what only another manifest, or another preparer, mends.
+// ErrManifest means that this manifest cannot run here until the manifest, the policy or the preparer changes.
 var ErrManifest = errors.New("unusable manifest")
 
-// lasting is an error of something that trying again does not mend by itself.
+// lasting marks an error that would also end another try.
 type lasting struct{ error }
 
 func (l lasting) Unwrap() error { return l.error }
 
 func forGood(err error) error { return lasting{err} }
 
-// Hopeless reports whether an error is about something that trying again does not mend by itself: an artifact that is refused or not
-// there, a manifest that is wrong or that the node does not trust, a program that is missing. One about what may be over in a
-// moment, such as a server that does not answer, a port that is taken or a disk that is full, is not.
+// Hopeless reports whether another try would end with the same error: an artifact is refused or missing, a manifest is
+// wrong or not trusted, a program is missing. It returns false if a server does not answer, a port is in use, or the
+// disk is full.
 func Hopeless(err error) bool {
 	var l lasting
-	var r interface{ Refused() bool } // what Artifacts returns of an artifact that is not there, or not what the manifest says
+	// see Artifacts.Ensure
+	var r interface{ Refused() bool }
 	return errors.As(err, &l) || errors.Is(err, ErrManifest) || errors.As(err, &r) && r.Refused()
 }
 
-// Trust says whether the node runs a manifest; *trust.Node is one. It is asked until a version of it is installed: when the
-// manifest is taken over, before anything of it is run, and once more at the end, because an artifact or a hook may take long. What was
-// installed keeps running whatever it says later (P4).
+// Trust decides whether the node runs a manifest. The preparer asks when it has read the manifest, before it runs a
+// program of it, and at the end of the installation, because a fetch or a hook can take long. If Trust refuses a
+// manifest later, the installed version continues to run (P4).
 type Trust interface {
 	Check(m *manifest.Manifest, canonical []byte, signature string) error
 }
 
-// Trusted marks a refusal as one that trying again does not mend by itself.
+// Trusted returns nil if the node may run the manifest, else an ErrManifest.
 func (n *Node) Trusted(m *manifest.Manifest, signature string) error {
 	if n.cfg.Trust == nil {
 		return nil

@@ -17,39 +17,38 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// Isolation is what keeps the node's pods apart, as far as the host allows. The zero value: they run as the preparer does.
+// Isolation is how the node isolates its pods. With the zero value, pods run as the preparer's user, without limits.
 type Isolation struct {
-	Users  UserRange // each pod is one of them; zero: all run as the preparer's own user
-	Tmp    bool      // each pod has a /tmp of its own
-	Limits bool      // each process is held to the limits of its launchable, as far as the runtime can
-	// AllowRoot lets manifests ask for the user root.
+	Users  UserRange // each pod gets a user from this range; zero: all run as the preparer's user
+	Tmp    bool      // each pod has its own /tmp
+	Limits bool      // processes have the limits of their launchable that the runtime supports
+	// AllowRoot: manifests may ask for the user root.
 	AllowRoot bool
-	// NoUsers is why a preparer that is root cannot give pods users of their own. Then no process is started as root in place
-	// of one. Empty: it can, or need not.
+	// NoUsers is why this preparer, which runs as root, cannot give pods their own users. Processes that need one then
+	// do not start, because they would run as root. Empty: pods get users, or need none.
 	NoUsers string
 }
 
-// String names what pods have of their own, for the node's record.
-func (in Isolation) String() string {
+// String is what each pod has of its own, for the node's record.
+func (i Isolation) String() string {
 	var parts []string
 	for _, part := range []struct {
 		name string
 		has  bool
-	}{{"users", in.Users.on()}, {"cgroup", in.Limits}, {"tmp", in.Tmp}} {
+	}{{"users", i.Users.on()}, {"cgroup", i.Limits}, {"tmp", i.Tmp}} {
 		if part.has {
 			parts = append(parts, part.name)
 		}
 	}
 	switch {
-	case in.NoUsers != "":
-		return "refused" // what runs goes on, nothing is started
+	case i.NoUsers != "":
+		return "refused" // running pods continue to run, new pods do not start
 	case len(parts) == 0:
 		return "none"
 	}
 	return strings.Join(parts, ",")
 }
 
-// isolation is what processes and hooks of a launchable run under; nil: as the preparer does.
 func (v *Version) isolation(l *manifest.Launchable) (*runtime.Isolation, error) {
 	in := v.n.cfg.Isolation
 	iso, err := in.of(v.uid, l, v.n.lookUp)
@@ -63,8 +62,10 @@ func (v *Version) isolation(l *manifest.Launchable) (*runtime.Isolation, error) 
 	return iso, nil
 }
 
-// of decides as whom a launchable runs.
-func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (account.Account, error)) (*runtime.Isolation, error) {
+// of returns the isolation of a launchable, with its user. number is the pod's number; zero: none.
+func (i Isolation) of(number int, l *manifest.Launchable,
+	lookUp func(string) (account.Account, error),
+) (*runtime.Isolation, error) {
 	own := account.Account{UID: os.Getuid(), GID: os.Getgid()}
 	if l.User != "" {
 		var err error
@@ -73,37 +74,41 @@ func (in Isolation) of(number int, l *manifest.Launchable, lookUp func(string) (
 		}
 	}
 	switch {
-	case (in.Users.on() || in.NoUsers != "") && own.UID == 0 && l.User != "" && !in.AllowRoot:
-		return nil, fmt.Errorf("the manifest asks for %q, and this node does not allow it; see --allow-root-pods", l.User)
-	case in.NoUsers != "" && (l.User == "" || own.UID != 0):
-		return nil, fmt.Errorf("this node gives pods no users of their own, and starts none as root in place of one: %s; see --isolation", in.NoUsers)
-	case in.Users.on() && number == 0:
-		return nil, fmt.Errorf("user numbers from %d to %d: %w", in.Users.First, in.Users.Last, errNoUser)
-	case in.Users.on() && l.User != "":
-		// The pod's group besides the account's own, for what belongs to the pod.
-		return &runtime.Isolation{UID: own.UID, GID: own.GID, Groups: slices.Concat(own.Groups, []int{number}), NoNewPrivileges: true}, nil
-	case in.Users.on():
+	case (i.Users.on() || i.NoUsers != "") && own.UID == 0 && l.User != "" && !i.AllowRoot:
+		return nil, fmt.Errorf("the manifest asks for %q, and this node does not allow it; see --allow-root-pods",
+			l.User)
+	case i.NoUsers != "" && (l.User == "" || own.UID != 0):
+		return nil, fmt.Errorf("this node gives pods no users of their own, and starts none as root in place of one: "+
+			"%s; see --isolation", i.NoUsers)
+	case i.Users.on() && number == 0:
+		return nil, fmt.Errorf("user numbers from %d to %d: %w", i.Users.First, i.Users.Last, errNoUser)
+	case i.Users.on() && l.User != "":
+		// The pod's files belong to its own group.
+		return &runtime.Isolation{
+			UID: own.UID, GID: own.GID, Groups: slices.Concat(own.Groups, []int{number}),
+			NoNewPrivileges: true,
+		}, nil
+	case i.Users.on():
 		return &runtime.Isolation{UID: number, GID: number, NoNewPrivileges: true}, nil
 	case own.UID != os.Getuid():
-		return nil, fmt.Errorf("the manifest asks for %q, and this node runs pods as the preparer's user alone; see --isolation", l.User)
-	case in.none():
+		return nil, fmt.Errorf("the manifest asks for %q, and this node runs pods as the preparer's user alone; see "+
+			"--isolation", l.User)
+	case i.none():
 		return nil, nil //nolint:nilnil // no isolation is an answer
 	default:
 		return &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid(), NoNewPrivileges: true}, nil
 	}
 }
 
-// none reports whether processes run just as the preparer does.
-func (in Isolation) none() bool { return !in.Users.on() && !in.Tmp && !in.Limits }
+func (i Isolation) none() bool { return !i.Users.on() && !i.Tmp && !i.Limits }
 
-// limit holds a process to the limits of its launchable.
-func (in Isolation) limit(iso *runtime.Isolation, r manifest.Resources) {
-	if iso != nil && in.Limits {
+func (i Isolation) limit(iso *runtime.Isolation, r manifest.Resources) {
+	if iso != nil && i.Limits {
 		iso.CPU, iso.Memory, iso.PIDs = int64(r.CPU), int64(r.Memory), r.MaxPIDs()
 	}
 }
 
-// lookUp finds an account of the node by its name, or by its number. User 0 has one name here, so that nobody gets it unawares.
+// lookUp finds user 0 only by the name "root", so that no manifest asks for root by mistake.
 func (n *Node) lookUp(name string) (account.Account, error) {
 	found, err := n.accounts.Lookup(name)
 	if err == nil && found.UID == 0 && name != "root" {
@@ -127,8 +132,8 @@ func ownerOf(path string) (uid, gid int, err error) {
 	return int(st.Uid), int(st.Gid), nil
 }
 
-// owner is whom files of a launchable belong to: its user, and the pod's own group, which all processes of the pod are in.
-// Nil: whoever made them.
+// owner returns the owner of a launchable's files: its user, and the pod's own group, in which all processes of the pod
+// are. Nil means the preparer's user.
 func (v *Version) owner(l *manifest.Launchable) (*account.Account, error) {
 	iso, err := v.isolation(l)
 	if err != nil || !v.n.cfg.Isolation.Users.on() {
@@ -137,8 +142,8 @@ func (v *Version) owner(l *manifest.Launchable) (*account.Account, error) {
 	return &account.Account{UID: iso.UID, GID: v.uid}, nil
 }
 
-// ownDir makes a directory and gives it to its owner; with takeOver also one that was another's, with what that one has in it.
-// What is there keeps its mode; what is made is open to the whole pod.
+// ownDir makes a missing directory, in which all processes of the pod may write, and sets its owner. With takeOver it
+// also changes a directory of another user, and that user's files in it. An existing directory keeps its mode.
 func (n *Node) ownDir(ctx context.Context, dir string, owner *account.Account, takeOver bool) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -160,14 +165,14 @@ func (n *Node) ownDir(ctx context.Context, dir string, owner *account.Account, t
 		return nil
 	}
 	uid, gid, err := ownerOf(dir)
-	made := uid == os.Getuid() && gid == os.Getgid() // now, or by a predecessor that got no further
+	made := uid == os.Getuid() && gid == os.Getgid() // made now, or by a preparer that died before the next step
 	if err != nil || uid == owner.UID && gid == owner.GID || !takeOver && !made {
 		return err
 	}
 	return n.giveDir(ctx, dir, owner)
 }
 
-// makeTmp makes the directory that the pod sees as /tmp. Nobody else can enter the one that it is in.
+// makeTmp makes the pod's /tmp. Other users cannot enter its parent.
 func (n *Node) makeTmp(id pod.Identity) error {
 	if !n.cfg.Isolation.Tmp {
 		return nil

@@ -38,7 +38,8 @@ func TestUserRangeChoose(t *testing.T) {
 				return
 			}
 			again, _ := r.choose(name, taken)
-			if err != nil || taken[got] || got < r.First || got > r.Last || got == nobody || got == noNumber || again != got {
+			if err != nil || taken[got] || got < r.First || got > r.Last || got == nobody || got == noNumber ||
+				again != got {
 				t.Fatalf("of %+v, where %v are taken, it gave %d and then %d, %v", r, taken, got, again, err)
 			}
 			taken[got] = true
@@ -46,7 +47,6 @@ func TestUserRangeChoose(t *testing.T) {
 	})
 }
 
-// A number is one pod's, and stays that pod's.
 func TestUsersNumber(t *testing.T) {
 	r := UserRange{First: 5000, Last: 5002}
 	u := newUsers()
@@ -102,24 +102,39 @@ func TestIsolationOf(t *testing.T) {
 		want   *runtime.Isolation
 		says   string
 	}{
-		"own number":      {in: users, number: 5001, want: &runtime.Isolation{UID: 5001, GID: 5001, NoNewPrivileges: true}},
-		"account":         {in: users, number: 5001, user: "web", want: &runtime.Isolation{UID: own + 33, GID: 34, Groups: []int{35, 5001}, NoNewPrivileges: true}},
+		"own number": {
+			in: users, number: 5001,
+			want: &runtime.Isolation{UID: 5001, GID: 5001, NoNewPrivileges: true},
+		},
+		"account": {
+			in: users, number: 5001, user: "web",
+			want: &runtime.Isolation{UID: own + 33, GID: 34, Groups: []int{35, 5001}, NoNewPrivileges: true},
+		},
 		"unknown account": {in: users, number: 5001, user: "wbe", says: "no such account"},
 		"no number left":  {in: users, says: "5000 to 5999: all are taken"},
-		"root":            {in: users, number: 5001, user: "root", says: `asks for "root", and this node does not allow it; see --allow-root-pods`},
+		"root": {
+			in: users, number: 5001, user: "root",
+			says: `asks for "root", and this node does not allow it; see --allow-root-pods`,
+		},
 		"root, allowed": {
 			in: Isolation{Users: users.Users, AllowRoot: true}, number: 5001, user: "root",
 			want: &runtime.Isolation{Groups: []int{5001}, NoNewPrivileges: true},
 		},
-		"refused":               {in: refusing, says: "starts none as root in place of one: users: the directory is closed; see --isolation"},
+		"refused": {
+			in:   refusing,
+			says: "starts none as root in place of one: users: the directory is closed; see --isolation",
+		},
 		"refused, with account": {in: refusing, user: "web", says: "gives pods no users of their own"},
 		"refused, root":         {in: refusing, user: "root", says: "--allow-root-pods"},
 		"refused, unknown":      {in: refusing, user: "wbe", says: "no such account"},
 		"off":                   {},
 		"off, same user":        {user: "self"},
 		"off, another user":     {user: "web", says: `asks for "web"`},
-		"only limits":           {in: Isolation{Limits: true}, want: &runtime.Isolation{UID: own, GID: os.Getgid(), NoNewPrivileges: true}},
-		"limits, other user":    {in: Isolation{Limits: true}, user: "web", says: `asks for "web"`},
+		"only limits": {
+			in:   Isolation{Limits: true},
+			want: &runtime.Isolation{UID: own, GID: os.Getgid(), NoNewPrivileges: true},
+		},
+		"limits, other user": {in: Isolation{Limits: true}, user: "web", says: `asks for "web"`},
 	} {
 		got, err := tt.in.of(tt.number, &manifest.Launchable{User: tt.user}, accounts)
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
@@ -134,7 +149,10 @@ func TestIsolationOf(t *testing.T) {
 func TestIsolationNamed(t *testing.T) {
 	users := UserRange{First: 1, Last: 2}
 	for want, in := range map[string]Isolation{
-		"none": {AllowRoot: true}, "users": {Users: users}, "users,cgroup,tmp": {Users: users, Limits: true, Tmp: true}, "tmp": {Tmp: true},
+		"none": {AllowRoot: true}, "users": {Users: users}, "users,cgroup,tmp": {
+			Users: users, Limits: true,
+			Tmp: true,
+		}, "tmp": {Tmp: true},
 		"refused": {NoUsers: "users: why", Limits: true},
 	} {
 		if got := in.String(); got != want {
@@ -143,7 +161,8 @@ func TestIsolationNamed(t *testing.T) {
 	}
 }
 
-// What one pod of an account adds to the account's groups is no other pod's, though they are found once for both.
+// Each pod of an account has the account's groups and its own group, but not the group of another pod, although both
+// share one lookup.
 func TestGroupsOfTwoPods(t *testing.T) {
 	found := account.Account{UID: 33, GID: 34, Groups: append(make([]int, 0, 8), 35, 36, 37)}
 	accounts := func(string) (account.Account, error) { return found, nil }
@@ -187,7 +206,8 @@ func TestLookUp(t *testing.T) {
 	if err != nil || root.UID != 0 || root.GID != 0 || slices.Contains(root.Groups, 0) {
 		t.Errorf("root is %+v, %v", root, err)
 	}
-	if a, err := lookUp("no-such-account-here"); err == nil || !strings.Contains(err.Error(), `"no-such-account-here"`) {
+	if a, err := lookUp("no-such-account-here"); err == nil ||
+		!strings.Contains(err.Error(), `"no-such-account-here"`) {
 		t.Errorf("got %+v, %v; want an error that names the account", a, err)
 	}
 	byName, err := lookUp("daemon")
@@ -204,7 +224,7 @@ func TestLookUp(t *testing.T) {
 	}
 }
 
-// A directory that changes hands does so with everything in it, and with nothing outside.
+// If a directory's owner changes, so does everything in it, and nothing outside.
 func TestOwnDirChangesHands(t *testing.T) {
 	base := t.TempDir()
 	p := &Node{}
@@ -225,13 +245,17 @@ func TestOwnDirChangesHands(t *testing.T) {
 		}
 	}
 	hard := filepath.Join(home, "deep", "hard")
-	if err := errors.Join(os.Mkdir(filepath.Join(home, "deep"), 0o700), os.Symlink(outside, filepath.Join(home, "deep", "link")), os.Link(outside, hard)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(home, "deep"), 0o700),
+		os.Symlink(outside, filepath.Join(home, "deep", "link")), os.Link(outside, hard)); err != nil {
 		t.Fatal(err)
 	}
 	other := &account.Account{UID: 1_900_000_021, GID: 1_900_000_022}
 	if os.Getuid() == 0 {
 		theirs := &account.Account{UID: other.UID + 2, GID: other.GID}
-		for _, path := range []string{home, filepath.Join(home, "file"), filepath.Join(home, "deep"), filepath.Join(home, "deep", "link")} {
+		for _, path := range []string{
+			home, filepath.Join(home, "file"), filepath.Join(home, "deep"),
+			filepath.Join(home, "deep", "link"),
+		} {
 			if err := os.Lchown(path, theirs.UID, theirs.GID); err != nil {
 				t.Fatal(err)
 			}
@@ -254,7 +278,8 @@ func TestOwnDirChangesHands(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]account.Account{
-		home: *other, filepath.Join(home, "file"): *other, filepath.Join(home, "deep"): *other, filepath.Join(home, "deep", "link"): *other,
+		home: *other, filepath.Join(home, "file"): *other, filepath.Join(home, "deep"): *other, filepath.Join(home,
+			"deep", "link"): *other,
 		outside: *self, filepath.Dir(home): *self,
 	}
 	for path, owner := range want {

@@ -13,11 +13,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// maxSpecID keeps a process id usable as a file name with a suffix.
+// maxSpecID is in bytes. With a suffix, the id must still be a valid file name.
 const maxSpecID = 190
 
-// SpecID names one process of one version of a pod. The revision makes it new for each installation: going back to an
-// earlier digest must not meet that version's stopped processes.
+// SpecID returns the id of one process of one version. It contains the revision: if a pod returns to an earlier digest,
+// its processes must not have the ids of stopped ones.
 func SpecID(id pod.Identity, in *Installed, process string) string {
 	full := fmt.Sprintf("%s.%s.%s.%d", FileName(id), process, Short(in.Made()), in.Revision)
 	if len(full) <= maxSpecID {
@@ -27,7 +27,7 @@ func SpecID(id pod.Identity, in *Installed, process string) string {
 	return full[:maxSpecID-17] + "." + hex.EncodeToString(sum[:8])
 }
 
-// SpecIDs names all processes of a version.
+// SpecIDs returns the ids of all processes.
 func SpecIDs(id pod.Identity, in *Installed) []string {
 	ids := make([]string, len(in.Processes))
 	for i := range in.Processes {
@@ -36,8 +36,7 @@ func SpecIDs(id pod.Identity, in *Installed) []string {
 	return ids
 }
 
-// Limits are those of CPU and memory that the version's processes are to have, none where the node holds processes to
-// no limits.
+// Limits returns the desired limits of CPU and memory, or nil if the node sets no limits.
 func (v *Version) Limits() []runtime.LimitRequest {
 	if !v.n.cfg.Isolation.Limits {
 		return nil
@@ -45,12 +44,13 @@ func (v *Version) Limits() []runtime.LimitRequest {
 	all := make([]runtime.LimitRequest, 0, len(v.In.Processes))
 	for _, one := range v.In.Processes {
 		r := v.M.LaunchableOf(one.Launchable).Resources
-		all = append(all, runtime.LimitRequest{ID: SpecID(v.ID, v.In, one.Name), CPU: int64(r.CPU), Memory: int64(r.Memory)})
+		all = append(all,
+			runtime.LimitRequest{ID: SpecID(v.ID, v.In, one.Name), CPU: int64(r.CPU), Memory: int64(r.Memory)})
 	}
 	return all
 }
 
-// FirstOf returns the id of the first process that a launchable stands for.
+// FirstOf returns the id of the first process of a launchable, or "".
 func (v *Version) FirstOf(l *manifest.Launchable) string {
 	for _, one := range v.In.Processes {
 		if one.Launchable == l.Name {
@@ -60,16 +60,20 @@ func (v *Version) FirstOf(l *manifest.Launchable) string {
 	return ""
 }
 
-// Spec describes one process.
+// Spec returns the specification of one process.
 func (v *Version) Spec(of Process) (runtime.Spec, error) {
 	l := v.M.LaunchableOf(of.Launchable)
 	iso, err := v.isolation(l)
 	if err != nil {
 		return runtime.Spec{}, err
 	}
-	restart := runtime.Restart{Policy: runtime.Always, Min: manifest.DefaultBackoffMin, Max: manifest.DefaultBackoffMax, Stable: v.M.ReadyAfter()}
+	restart := runtime.Restart{
+		Policy: runtime.Always, Min: manifest.DefaultBackoffMin, Max: manifest.DefaultBackoffMax,
+		Stable: v.M.ReadyAfter(),
+	}
 	if r := l.Restart; r != nil {
-		restart.Policy, restart.Min, restart.Max = cmp.Or(r.Policy, restart.Policy), r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
+		restart.Policy, restart.Min, restart.Max = cmp.Or(r.Policy,
+			restart.Policy), r.BackoffMin.Or(restart.Min), r.BackoffMax.Or(restart.Max)
 	}
 	var watchdog *runtime.Watchdog
 	if after, ever := v.M.StopsItself(); ever && !v.ID.Local() {
@@ -88,9 +92,9 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 	}}, nil
 }
 
-// Ensure makes everything present that the version is launched from. It is there unless the disk lost it.
-func (v *Version) Ensure(ctx context.Context, tell Progress) error {
-	defer tell.During(fetchText(v.M))()
+// Ensure restores files that the launch needs and the disk has lost.
+func (v *Version) Ensure(ctx context.Context, progress Progress) error {
+	defer progress.During(fetchText(v.M))()
 	roots, err := v.n.Fetch(ctx, v.M)
 	if err != nil || v.present() {
 		return err
@@ -100,39 +104,40 @@ func (v *Version) Ensure(ctx context.Context, tell Progress) error {
 	return v.layOut()
 }
 
-// PrepareLaunch does what comes before the start of the version's processes. Its ports must be free, unless some of these run.
-func (v *Version) PrepareLaunch(ctx context.Context, tell Progress, some bool) error {
+// PrepareLaunch does what comes before the start of the version's processes. some: some of them run already. Otherwise
+// the ports must be free.
+func (v *Version) PrepareLaunch(ctx context.Context, progress Progress, some bool) error {
 	if !some {
 		if err := v.n.checkPorts(ctx, v.In.Ports); err != nil {
 			return err
 		}
 	}
-	if err := v.makeDirs(ctx, true); err != nil {
+	if err := v.takeOverDirs(ctx); err != nil {
 		return err
 	}
 	if err := v.Switch(); err != nil {
 		return err
 	}
-	return v.runHooks(ctx, tell, beforeLaunch)
+	return v.runHooks(ctx, progress, beforeLaunch)
 }
 
-// FinishLaunch does what follows the start, if LaunchHooks says that anything does.
-func (v *Version) FinishLaunch(ctx context.Context, tell Progress) error {
-	if err := v.runHooks(ctx, tell, afterLaunch); err != nil {
+// FinishLaunch runs the hooks after the start.
+func (v *Version) FinishLaunch(ctx context.Context, progress Progress) error {
+	if err := v.runHooks(ctx, progress, afterLaunch); err != nil {
 		return err
 	}
-	return v.tryHooks(ctx, tell, enable)
+	return v.tryHooks(ctx, progress, enable)
 }
 
-// PrepareStop does what comes before a stop. Only the end of ctx keeps it from being done.
-func (v *Version) PrepareStop(ctx context.Context, tell Progress) error {
-	if err := v.tryHooks(ctx, tell, beforeStop); err != nil {
+// PrepareStop runs the hooks before a stop. It fails only when ctx ends.
+func (v *Version) PrepareStop(ctx context.Context, progress Progress) error {
+	if err := v.tryHooks(ctx, progress, beforeStop); err != nil {
 		return err
 	}
-	return v.tryHooks(ctx, tell, disable)
+	return v.tryHooks(ctx, progress, disable)
 }
 
-// FinishStop does what follows a stop. Only the end of ctx keeps it from being done.
-func (v *Version) FinishStop(ctx context.Context, tell Progress) error {
-	return v.tryHooks(ctx, tell, afterStop)
+// FinishStop runs the hooks after a stop. It fails only when ctx ends.
+func (v *Version) FinishStop(ctx context.Context, progress Progress) error {
+	return v.tryHooks(ctx, progress, afterStop)
 }

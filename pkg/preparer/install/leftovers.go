@@ -21,20 +21,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// removedDir is below each kind of directories, and nobody but the preparer can enter it: what a pod left is moved there at
-// one stroke, and deleted when there is time.
+// removedDir is beside the directories of the pods, in homes, logs, tmp and versions. Only the preparer can enter it.
+// Each of these directories of a removed pod is moved there by one rename, and deleted later.
 const removedDir = ".removed"
 
-// Bounds of one child's work.
+// Time limits for one child process of package tree.
 const (
-	deleteSlice = 30 * time.Second // then others have their turn
-	giveLimit   = 5 * time.Minute  // a pod waits for it
+	deleteSlice = 30 * time.Second // after this, the next tree gets its turn
+	giveLimit   = 5 * time.Minute  // a pod waits for this work
 )
 
-// podDirs are the kinds of directories that a stopped pod leaves behind and that are removed in time.
 var podDirs = []string{versionsDir, homesDir, logsDir, tmpDir}
 
-// Discard takes away what a stopped pod left, except for its volumes. It takes no longer the more that is.
+// Discard moves the directories of a stopped pod, except for its volumes, to removedDir. This takes the same short time
+// for any number of files.
 func (n *Node) Discard(id pod.Identity) error {
 	var errs []error
 	for _, kind := range podDirs {
@@ -48,7 +48,8 @@ func (n *Node) discard(kind string, id pod.Identity) error {
 	for {
 		err := os.MkdirAll(removed, 0o700)
 		if err == nil {
-			err = os.Rename(n.dirOf(kind, id), filepath.Join(removed, FileName(id)+"."+strconv.FormatInt(time.Now().UnixNano(), 10)))
+			err = os.Rename(n.dirOf(kind, id),
+				filepath.Join(removed, FileName(id)+"."+strconv.FormatInt(time.Now().UnixNano(), 10)))
 		}
 		switch {
 		case err == nil:
@@ -58,7 +59,7 @@ func (n *Node) discard(kind string, id pod.Identity) error {
 			return fmt.Errorf("remove what a stopped pod left: %w", err)
 		case !n.isThere(kind, id):
 			return nil
-		} // else deleteRound has just removed the empty directory that it was to be moved into
+		} // deleteRound has just removed the empty directory removed, so try again
 	}
 }
 
@@ -67,20 +68,20 @@ func (n *Node) isThere(kind string, id pod.Identity) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// Left reports whether a pod left anything that Discard takes away.
+// Left reports whether Discard would move directories.
 func (n *Node) Left(id pod.Identity) bool {
 	return slices.ContainsFunc(podDirs, func(kind string) bool { return n.isThere(kind, id) })
 }
 
-// ReportStrangers logs directories of pods that are not known, as after their records were lost. Whose data that is nobody can say, so it
-// stays (P4).
+// ReportStrangers logs the directories of pods that the node does not know. It does not remove them, because pods whose
+// records were lost may still need them (P4).
 func (n *Node) ReportStrangers(known map[pod.Identity]bool) {
 	names := make(map[string]bool, len(known))
 	for id := range known {
 		names[FileName(id)] = true
 	}
 	for _, kind := range podDirs {
-		entries, _ := os.ReadDir(filepath.Join(n.cfg.Dir, kind)) // it may not be there yet
+		entries, _ := os.ReadDir(filepath.Join(n.cfg.Dir, kind)) // the directory may not exist yet
 		var strange []string
 		for _, entry := range entries {
 			if !names[entry.Name()] && entry.Name() != removedDir {
@@ -88,17 +89,19 @@ func (n *Node) ReportStrangers(known map[pod.Identity]bool) {
 			}
 		}
 		if len(strange) > 0 {
-			n.cfg.Log.WithFields(obs.Fields{"directory": filepath.Join(n.cfg.Dir, kind), "names": strings.Join(strange, " ")}).
+			n.cfg.Log.WithFields(obs.Fields{
+				"directory": filepath.Join(n.cfg.Dir, kind),
+				"names":     strings.Join(strange, " "),
+			}).
 				Warn("directories of pods that the node has no record of; left alone")
 		}
 	}
 }
 
-// removedOf returns the file name of the identity whose something in a removedDir was.
 func removedOf(name string) string { return strings.TrimSuffix(name, filepath.Ext(name)) }
 
-// DeleteRemoved deletes what was taken away until ctx ends; every is between two tries at what could not be deleted, and looks at what an
-// earlier run has left.
+// DeleteRemoved deletes the content of each removedDir until ctx ends. every is the pause before it tries again what it
+// could not delete.
 func (n *Node) DeleteRemoved(ctx context.Context, every time.Duration) {
 	wait.Each(ctx, n.litter, func() time.Duration {
 		if n.deleteRound(ctx) {
@@ -108,7 +111,7 @@ func (n *Node) DeleteRemoved(ctx context.Context, every time.Duration) {
 	})
 }
 
-// deleteRound gives each tree one slice of time, and reports whether some need more.
+// deleteRound works on each tree for at most deleteSlice. more: some trees need more time.
 func (n *Node) deleteRound(ctx context.Context) (more bool) {
 	for _, kind := range podDirs {
 		removed := filepath.Join(n.cfg.Dir, kind, removedDir)
@@ -128,12 +131,12 @@ func (n *Node) deleteRound(ctx context.Context) (more bool) {
 			return false
 		}
 		n.cfg.Limiter.Saw("removing "+kind, "what stopped pods left cannot be removed", err)
-		_ = os.Remove(removed) // if it is empty
+		_ = os.Remove(removed) // succeeds only if the directory is empty
 	}
 	return more
 }
 
-// deleteTree deletes one tree, first as the pod's user, then as whoever else has something in it.
+// deleteTree works first as the pod's user, then as other users who own files in the tree.
 func (n *Node) deleteTree(ctx context.Context, kind, path string) error {
 	dir, err := openTree(path)
 	if err != nil {
@@ -146,9 +149,9 @@ func (n *Node) deleteTree(ctx context.Context, kind, path string) error {
 		as = n.userOf(removedOf(filepath.Base(path)), own)
 	}
 	pods := as
-	stuck := map[int]bool{} // users that could remove nothing more
+	stuck := map[int]bool{} // users who cannot remove more
 	for {
-		if own.UID == 0 { // nobody else can enter it where it is
+		if own.UID == 0 { // safe, because other users cannot enter removedDir
 			if err := errors.Join(dir.Chown(as.UID, as.GID), dir.Chmod(0o700)); err != nil {
 				return err
 			}
@@ -171,12 +174,10 @@ func (n *Node) deleteTree(ctx context.Context, kind, path string) error {
 	}
 }
 
-// openTree opens a directory, and nothing that stands in its place.
 func openTree(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 }
 
-// userOf returns the user of a pod by the file name of its identity, or the other one where it has none of its own.
 func (n *Node) userOf(name string, other tree.Owner) tree.Owner {
 	if number := n.users.has(name); number != 0 {
 		return tree.Owner{UID: number, GID: number}
@@ -184,7 +185,7 @@ func (n *Node) userOf(name string, other tree.Owner) tree.Owner {
 	return other
 }
 
-// giveDir gives a directory, with what its owner has in it, to another owner.
+// giveDir changes the owner of a directory, and of its owner's files in it.
 func (n *Node) giveDir(ctx context.Context, path string, owner *account.Account) error {
 	dir, err := openTree(path)
 	if err != nil {
@@ -200,12 +201,12 @@ func (n *Node) giveDir(ctx context.Context, path string, owner *account.Account)
 		return errors.ErrUnsupported
 	}
 	if _, err := dir.Readdirnames(1); errors.Is(err, io.EOF) && int(st.Uid) == os.Getuid() {
-		return dir.Chown(owner.UID, owner.GID) // made just now
+		return dir.Chown(owner.UID, owner.GID) // the directory is new
 	}
 	if _, err := dir.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	if int(st.Uid) == owner.UID { // nothing but the group is another
+	if int(st.Uid) == owner.UID { // only the group differs
 		return dir.Chown(owner.UID, owner.GID)
 	}
 	from := tree.Owner{UID: int(st.Uid), GID: int(st.Gid)}

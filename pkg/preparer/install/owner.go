@@ -13,13 +13,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// ownerFile lies beside the volumes of an identity, which outlive its record, and says which pod they are of. No volume has a
-// name with a dot.
+// ownerFile has the id of the pod that owns an identity's volumes. It is beside them, because they outlive the
+// identity's record. No volume has a name with a dot.
 const ownerFile = ".pod-id"
 
-// MayUseData refuses, under a trust policy, a manifest of another pod than the one that the identity's user, home and volumes
-// are of, which is the owner as far as its record tells: who may sign the one pod must not get what the other has left. Nothing tells of an identity whose it should be but
-// what is there.
+// MayUseData returns an error if the manifest has another pod id than the pod that owns the identity's user, home and
+// volumes, so that the signer of one pod cannot read another's data. It checks only on nodes with a trust policy. owner
+// is from the identity's record; if empty, files on the disk show the owner.
 func (n *Node) MayUseData(id pod.Identity, owner string, m *manifest.Manifest) error {
 	if n.cfg.Trust == nil {
 		return nil
@@ -35,18 +35,19 @@ func (n *Node) MayUseData(id pod.Identity, owner string, m *manifest.Manifest) e
 	case owner == m.ID:
 		return nil
 	case owner != "":
-		return fmt.Errorf("%w: user, home and volumes of %s are those of pod %q, and a node with a trust policy does not hand them to pod %q; use another controller, or another role",
+		return fmt.Errorf("%w: user, home and volumes of %s are those of pod %q, and a node with a trust policy does "+
+			"not hand them to pod %q; use another controller, or another role",
 			ErrManifest, id, owner, m.ID)
 	case len(left) > 0:
-		return fmt.Errorf("%w: nothing tells which pod left %s, and a node with a trust policy does not hand that to pod %q; move it away, or write the pod's id to %s",
+		return fmt.Errorf("%w: no record names the pod that owned %s, and a node with a trust policy does not give it "+
+			"to pod %q; move it away, or write the id of the pod that owned it to %s",
 			ErrManifest, strings.Join(left, " and "), m.ID, n.ownerPath(id))
 	default:
 		return nil
 	}
 }
 
-// dataOwnerOf returns the id of the pod that the identity's directories are of. Where nothing tells, left are the directories that somebody
-// left.
+// dataOwnerOf returns the id in ownerFile. If there is none, left has the directories that exist.
 func (n *Node) dataOwnerOf(id pod.Identity) (podID string, left []string, err error) {
 	data, err := os.ReadFile(n.ownerPath(id))
 	if err == nil && len(data) > 0 {
@@ -67,7 +68,7 @@ func (n *Node) ownerPath(id pod.Identity) string {
 	return filepath.Join(n.dirOf(volumesDir, id), ownerFile)
 }
 
-// claimData notes whose volumes they are, before there are any.
+// claimData writes ownerFile. Call it before the volumes are made.
 func (v *Version) claimData() error {
 	path := v.n.ownerPath(v.ID)
 	if now, err := os.ReadFile(path); len(v.M.Volumes) == 0 || err == nil && string(now) == v.M.ID+"\n" {

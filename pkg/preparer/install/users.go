@@ -16,10 +16,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// UserRange holds the numbers that pods are given, each as a user and as a group of that number.
+// UserRange is a range of numbers, each for a pod's user and group.
 type UserRange struct{ First, Last int }
 
-// The numbers that user-space tools use for "nobody" and for "no number".
+// Tools use these numbers for the user "nobody" and for "no number".
 const (
 	nobody   = 65534
 	noNumber = 65535
@@ -27,29 +27,29 @@ const (
 
 var errNoUser = errors.New("all are taken by pods, stopped ones included; allow more with --user-range")
 
-func (r UserRange) on() bool { return r.Last > 0 }
+func (u UserRange) on() bool { return u.Last > 0 }
 
-func (r UserRange) contains(number int) bool {
-	return r.on() && r.First <= number && number <= r.Last && number != nobody && number != noNumber
+func (u UserRange) contains(number int) bool {
+	return u.on() && u.First <= number && number <= u.Last && number != nobody && number != noNumber
 }
 
-// choose returns a number that is not taken: the same for the same name while that is free, so that what a pod left on the
-// disk is hardly ever another's.
-func (r UserRange) choose(name string, taken map[int]bool) (int, error) {
+// choose returns the same number for the same name, if it is free. So another pod rarely gets the number that owns
+// files which a pod has left.
+func (u UserRange) choose(name string, taken map[int]bool) (int, error) {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(name)) // never fails (hash.Hash)
-	size := r.Last - r.First + 1
+	size := u.Last - u.First + 1
 	for i := range size {
-		number := r.First + (int(hash.Sum64()%uint64(size))+i)%size
-		if r.contains(number) && !taken[number] {
+		number := u.First + (int(hash.Sum64()%uint64(size))+i)%size
+		if u.contains(number) && !taken[number] {
 			return number, nil
 		}
 	}
-	return 0, fmt.Errorf("user numbers from %d to %d: %w", r.First, r.Last, errNoUser)
+	return 0, fmt.Errorf("user numbers from %d to %d: %w", u.First, u.Last, errNoUser)
 }
 
-// users remembers whose a number is, by the file name of the identity: as records say, else as the owners of what is on the
-// disk do. A number stays its pod's while anything that the pod wrote may be left.
+// users has the number of each pod, by FileName. It comes from the pod's record, or else from the owner of its files. A
+// pod keeps its number as long as files of it may be left.
 type users struct {
 	mu    sync.Mutex
 	of    map[string]user
@@ -58,7 +58,7 @@ type users struct {
 
 type user struct {
 	number int
-	asked  int // how often it was given or asked for
+	asked  int // how often the number was given or asked for
 }
 
 func newUsers() users { return users{of: map[string]user{}, taken: map[int]bool{}} }
@@ -73,7 +73,6 @@ func (u *users) give(name string, number int) {
 	u.taken[number] = true
 }
 
-// number returns the pod's number, a new one when it has none.
 func (u *users) number(r UserRange, name string) (int, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -90,21 +89,19 @@ func (u *users) number(r UserRange, name string) (int, error) {
 	return own.number, nil
 }
 
-// has returns the number that a pod has, 0 when it has none.
 func (u *users) has(name string) int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.of[name].number
 }
 
-// all returns whose numbers there are.
 func (u *users) all() map[string]user {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return maps.Clone(u.of)
 }
 
-// release gives a number back, unless somebody has asked for it since.
+// release makes a number free, unless it was given or asked for after the caller read it (was).
 func (u *users) release(name string, was user) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -114,13 +111,16 @@ func (u *users) release(name string, was user) {
 	}
 }
 
-// loadUsers collects the numbers that are in use. A directory of a pod without a record still has its number.
+// loadUsers also reads the owners of directories, because their pods may have no record.
 func (n *Node) loadUsers(numbers map[pod.Identity]int) {
 	n.users = newUsers()
-	for _, pattern := range []string{homesDir + "/*", tmpDir + "/" + removedDir + "/*", homesDir + "/" + removedDir + "/*", volumesDir + "/*/*"} {
-		paths, _ := filepath.Glob(filepath.Join(n.cfg.Dir, filepath.FromSlash(pattern))) // the pattern is well formed
+	for _, pattern := range []string{
+		homesDir + "/*", tmpDir + "/" + removedDir + "/*",
+		homesDir + "/" + removedDir + "/*", volumesDir + "/*/*",
+	} {
+		paths, _ := filepath.Glob(filepath.Join(n.cfg.Dir, filepath.FromSlash(pattern))) // the pattern is valid
 		for _, path := range paths {
-			rel, _ := filepath.Rel(n.cfg.Dir, path) // it was found there
+			rel, _ := filepath.Rel(n.cfg.Dir, path) // no error, because path is below Dir
 			parts := strings.Split(rel, string(filepath.Separator))
 			name := parts[1]
 			if name == removedDir && len(parts) > 2 {
@@ -136,8 +136,9 @@ func (n *Node) loadUsers(numbers map[pod.Identity]int) {
 	}
 }
 
-// Number returns the number that a pod has as a user and as a group, a new one when it has none, 0 where pods have none or all are taken:
-// isolation says why. procs are the pod's, whose record may have been lost.
+// Number returns the number of the pod's user and group, and chooses one if it has none. It returns 0 if pods do not
+// get numbers, or all are taken; isolation then returns the reason. procs, the pod's processes, show the number if the
+// record was lost.
 func (n *Node) Number(id pod.Identity, procs []runtime.Status) int {
 	in, name := n.cfg.Isolation.Users, FileName(id)
 	if !in.on() {
@@ -148,13 +149,13 @@ func (n *Node) Number(id pod.Identity, procs []runtime.Status) int {
 	return number
 }
 
-// ReleaseUsers gives back the numbers of pods of which neither a record, which known tells, nor anything on the disk is left.
+// ReleaseUsers makes the numbers of pods free that the node does not know and that have no files on the disk.
 func (n *Node) ReleaseUsers(known func() map[pod.Identity]bool) {
 	all := n.users.all()
 	if len(all) == 0 {
 		return
 	}
-	for id := range known() { // asked after all: whoever is known later asks for a number later
+	for id := range known() { // called after users.all, because a pod asks for its number after it became known
 		delete(all, FileName(id))
 	}
 	for name, was := range all {
@@ -164,7 +165,6 @@ func (n *Node) ReleaseUsers(known func() map[pod.Identity]bool) {
 	}
 }
 
-// leftOf reports whether anything on the disk may belong to a pod's user.
 func (n *Node) leftOf(name string) bool {
 	for _, kind := range append([]string{volumesDir}, podDirs...) {
 		if _, err := os.Lstat(filepath.Join(n.cfg.Dir, kind, name)); !errors.Is(err, fs.ErrNotExist) {
@@ -181,7 +181,7 @@ func (n *Node) leftOf(name string) bool {
 	return false
 }
 
-// numberOf returns the number that a pod's processes have as a group, 0 when they have none.
+// numberOf returns the group of a pod's processes that is in the range, or 0.
 func numberOf(in UserRange, procs []runtime.Status) int {
 	for i := range procs {
 		if iso := procs[i].Spec.Isolation; iso != nil {

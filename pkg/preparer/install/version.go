@@ -17,13 +17,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Names in the directory of a pod's versions.
 const (
 	currentLink = "current"
-	tempVersion = "tmp-" // a version's name starts with a digit
+	tempVersion = "tmp-" // no version has such a name, because these start with a digit
 )
 
-// maxProcesses bounds how many processes the scripts of one launchable's directory may be.
+// maxProcesses is for one launchable's directory.
 const maxProcesses = 64
 
 // Version is one version of a pod on this node.
@@ -33,13 +32,13 @@ type Version struct {
 	M  *manifest.Manifest
 
 	n   *Node
-	uid int // of the pod, as a user and as a group; zero: none
+	uid int // number of the pod's user and group; zero: none
 	dir string
-	// roots are where the artifacts are, by launchable, while dir is not there yet.
+	// roots has the artifacts' directories by launchable, as long as dir does not exist.
 	roots map[string]string
 }
 
-// Version returns a version of a pod that has the number uid, nil when its manifest is not known.
+// Version returns nil if the manifest is not known. uid is the pod's number.
 func (n *Node) Version(id pod.Identity, uid int, in *Installed) *Version {
 	m := in.Decode()
 	if m == nil {
@@ -54,62 +53,63 @@ func (n *Node) version(id pod.Identity, uid int, in *Installed, m *manifest.Mani
 	return v
 }
 
-// Installed is one version of a pod on the node, as its record has it.
+// Installed is one version of a pod, as in the pod's record.
 type Installed struct {
-	Digest   string          `json:"digest"`
-	Revision int64           `json:"revision"`           // of the intent that had it installed; part of its processes' ids
-	Manifest json.RawMessage `json:"manifest,omitempty"` // canonical JSON; nil when the record was rebuilt from the runtime
+	Digest string `json:"digest"`
+	// Revision is of the intent for which the version was installed. It is part of its processes' ids.
+	Revision int64 `json:"revision"`
+	// Manifest is canonical JSON; nil if the record was rebuilt from the runtime.
+	Manifest json.RawMessage `json:"manifest,omitempty"`
 	Ports    map[string]int  `json:"ports,omitempty"`
-	Replicas int             `json:"replicas,omitempty"` // of the pod's role, as the intent said that had it installed; zero: nobody said
-	// Processes are what the launchables stand for, found in the artifacts; nil when the record was rebuilt from the runtime.
+	// Replicas is how many replicas the pod's role had in that intent; zero: not known.
+	Replicas int `json:"replicas,omitempty"`
+	// Processes are as found in the artifacts; nil if the record was rebuilt from the runtime.
 	Processes []Process `json:"processes,omitempty"`
-	// MadeAs is the digest that the version was installed with, where only its limits have changed since: directory,
-	// processes and environment are named by it. Empty: Digest.
+	// MadeAs is the digest with which the version was installed, if its limits have changed since. Directory, process
+	// ids and environment keep it. Empty: it is Digest.
 	MadeAs string `json:"made_as,omitempty"`
-	// Former are the digests before the limits changed, the latest last, at most maxFormer.
+	// Former has the digests before changes of the limits, the latest last, at most maxFormer.
 	Former []string `json:"former_digests,omitempty"`
-	// Launching: what follows the start, after_launch and enable, is not done yet.
+	// Launching: the hooks after_launch and enable have not ended yet.
 	Launching bool `json:"launching,omitempty"`
 }
 
-// Process is one supervised process of a version. Its name is part of its id.
+// Process is one supervised process of a version.
 type Process struct {
 	Name       string `json:"name"`
 	Launchable string `json:"launchable"`
-	Path       string `json:"path"` // of the program: in the launchable's artifact, or absolute
+	Path       string `json:"path"` // of the program: relative to the launchable's artifact, or absolute
 }
 
-// Known reports whether everything is there that running the version needs.
-func (in *Installed) Known() bool { return in.Manifest != nil && in.Processes != nil }
+// Known reports whether the version can be run.
+func (i *Installed) Known() bool { return i.Manifest != nil && i.Processes != nil }
 
-// Decode returns the manifest of what is installed, nil when it is not known.
-func (in *Installed) Decode() *manifest.Manifest {
-	if in == nil || in.Manifest == nil {
+// Decode returns nil if the manifest is not known.
+func (i *Installed) Decode() *manifest.Manifest {
+	if i == nil || i.Manifest == nil {
 		return nil
 	}
 	var m manifest.Manifest
-	if json.Unmarshal(in.Manifest, &m) != nil {
-		return nil // a record with such a manifest is refused when it is loaded
+	if json.Unmarshal(i.Manifest, &m) != nil {
+		return nil // impossible: a record with such a manifest is not loaded
 	}
 	return &m
 }
 
-func (in *Installed) name() string { return fmt.Sprintf("%d-%s", in.Revision, Short(in.Made())) }
+func (i *Installed) name() string { return fmt.Sprintf("%d-%s", i.Revision, Short(i.Made())) }
 
-// Made returns the digest that the version was installed with.
-func (in *Installed) Made() string { return cmp.Or(in.MadeAs, in.Digest) }
+// Made returns the digest with which the version was installed.
+func (i *Installed) Made() string { return cmp.Or(i.MadeAs, i.Digest) }
 
-// maxFormer is how many digests are kept of before the limits changed: the agent may have the services with one of
-// them.
+// maxFormer former digests are kept, because the services at the agent may still have one.
 const maxFormer = 8
 
-// Relimited returns the version with the limits of a manifest, in canonical JSON, that differs from its own in nothing
-// else.
-func (in *Installed) Relimited(digest string, canonical json.RawMessage) *Installed {
-	next := *in
-	next.Digest, next.Manifest, next.MadeAs = digest, canonical, in.Made()
-	former := slices.DeleteFunc(slices.Clone(in.Former), func(f string) bool { return f == in.Digest || f == digest })
-	former = append(former, in.Digest)
+// Relimited returns the version with another manifest, in canonical JSON, that differs only in limits.
+func (i *Installed) Relimited(digest string, canonical json.RawMessage) *Installed {
+	next := *i
+	next.Digest, next.Manifest, next.MadeAs = digest, canonical, i.Made()
+	former := slices.DeleteFunc(slices.Clone(i.Former), func(f string) bool { return f == i.Digest || f == digest })
+	former = append(former, i.Digest)
 	next.Former = former[max(0, len(former)-maxFormer):]
 	if next.MadeAs == digest {
 		next.MadeAs = ""
@@ -117,12 +117,12 @@ func (in *Installed) Relimited(digest string, canonical json.RawMessage) *Instal
 	return &next
 }
 
-// configPath is where the launchable's copy of the configuration is: each has its own, for its own user.
+// configPath: each launchable has a copy of the configuration, because launchables can have different users.
 func (v *Version) configPath(l *manifest.Launchable) string {
 	return filepath.Join(v.dir, l.Name+".json")
 }
 
-// Path returns where a file of a launchable's artifact is. An absolute one is on the node already.
+// Path returns the path of a file of a launchable's artifact. An absolute file is of the node.
 func (v *Version) Path(launchable, file string) string {
 	if filepath.IsAbs(file) {
 		return file
@@ -134,9 +134,8 @@ func (v *Version) Path(launchable, file string) string {
 	return filepath.Join(root, filepath.FromSlash(file))
 }
 
-// layOut makes the version's directory: the configuration, and a link to each artifact. It is built under another name, so
-// that a directory of this name is always whole. A power failure may take it away again, with the rename; whoever needs it
-// makes it anew.
+// layOut makes the version's directory under another name and then renames it, so that a directory with the final name
+// is complete. A power failure can undo the rename; then Ensure makes the directory again.
 func (v *Version) layOut() error {
 	config, err := renderConfig(v.M.Config)
 	if err != nil {
@@ -159,7 +158,7 @@ func (v *Version) layOut() error {
 		if err := writeConfig(filepath.Join(temp, filepath.Base(v.configPath(l))), config, owner); err != nil {
 			return fmt.Errorf("write config: %w", err)
 		}
-		if l.Artifact.Kind != manifest.ArtifactTar {
+		if !l.Artifact.IsFetched() {
 			continue
 		}
 		if err := os.Symlink(v.roots[l.Name], filepath.Join(temp, l.Name)); err != nil {
@@ -170,7 +169,7 @@ func (v *Version) layOut() error {
 		return fmt.Errorf("write version to disk: %w", err)
 	}
 	v.n.cfg.Step("layout written")
-	// One of this name is from a try that was not finished: nothing that is recorded is made again.
+	// Such a directory is from an unfinished try, because a recorded version is not made again.
 	if err := os.RemoveAll(v.dir); err != nil {
 		return fmt.Errorf("remove leftover: %w", err)
 	}
@@ -181,7 +180,7 @@ func (v *Version) layOut() error {
 	return nil
 }
 
-// writeConfig writes a file that only its owner and group can read, to the disk.
+// writeConfig also syncs the file.
 func writeConfig(path string, data []byte, owner *account.Account) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 	if err != nil {
@@ -199,13 +198,12 @@ func writeConfig(path string, data []byte, owner *account.Account) error {
 	return errors.Join(err, f.Close())
 }
 
-// present reports whether the version's directory is there.
 func (v *Version) present() bool {
 	info, err := os.Lstat(v.dir)
 	return err == nil && info.IsDir()
 }
 
-// Switch makes the link to the current version point to this one, in one step.
+// Switch changes the link currentLink to this version, in one step.
 func (v *Version) Switch() error {
 	link := filepath.Join(filepath.Dir(v.dir), currentLink)
 	if now, err := os.Readlink(link); err == nil && now == v.In.name() {
@@ -227,7 +225,7 @@ func (v *Version) Switch() error {
 	return nil
 }
 
-// Prune removes what is installed of versions of a pod that are not to be kept.
+// Prune removes the versions that are not in kept.
 func (n *Node) Prune(id pod.Identity, kept []*Installed) error {
 	dir := n.dirOf(versionsDir, id)
 	keep := map[string]bool{currentLink: true}
@@ -251,10 +249,10 @@ func (n *Node) Prune(id pod.Identity, kept []*Installed) error {
 	return errors.Join(errs...)
 }
 
-// processName is what the file of a script must be called, because it becomes part of a process's id.
+// processName is the allowed name of a script's file. It becomes part of a process's id.
 var processName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
 
-// FindProcesses finds the processes that the launchables stand for in their artifacts. Once installed, a version has these and no others.
+// FindProcesses finds the processes in the artifacts. An installed version keeps exactly these.
 func (v *Version) FindProcesses(roots map[string]string) ([]Process, error) {
 	v.roots = roots
 	defer func() { v.roots = nil }()
@@ -267,7 +265,8 @@ func (v *Version) FindProcesses(roots map[string]string) ([]Process, error) {
 		}
 		for _, proc := range found {
 			if names[proc.Name] {
-				return nil, forGood(fmt.Errorf("two processes would be called %s; rename a launchable or a script", proc.Name))
+				return nil,
+					forGood(fmt.Errorf("two processes would be called %s; rename a launchable or a script", proc.Name))
 			}
 			names[proc.Name] = true
 		}
@@ -276,11 +275,11 @@ func (v *Version) FindProcesses(roots map[string]string) ([]Process, error) {
 	return all, nil
 }
 
-// scriptsOf returns the processes of one launchable: its command, or every executable file in it.
+// scriptsOf returns the launchable's command or, if it is a directory, each executable file in it.
 func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	command := l.Command
 	switch {
-	case l.Artifact.Kind == manifest.ArtifactExec:
+	case l.Artifact.IsOnNode():
 		command = l.Artifact.Path
 	case command == "":
 		command = manifest.DefaultCommand
@@ -290,7 +289,7 @@ func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !info.IsDir() || l.Artifact.Kind == manifest.ArtifactExec {
+	if !info.IsDir() || l.Artifact.IsOnNode() {
 		return []Process{{Name: l.Name, Launchable: l.Name, Path: command}}, CheckProgram(path)
 	}
 	entries, err := os.ReadDir(path)
@@ -298,7 +297,7 @@ func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 		return nil, err
 	}
 	var found []Process
-	for _, entry := range entries { // in the order of their names
+	for _, entry := range entries { // sorted by name
 		file := filepath.Join(path, entry.Name())
 		if _, err := os.Stat(file); err != nil {
 			return nil, err
@@ -306,9 +305,11 @@ func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 			continue
 		}
 		if !processName.MatchString(entry.Name()) {
-			return nil, fmt.Errorf("script %q: allowed: a name of at most 64 letters, digits, '-', '_' and '.' that starts with a letter or digit", entry.Name())
+			return nil, fmt.Errorf("script %q: allowed: a name of at most 64 letters, digits, '-', '_' and '.' that "+
+				"starts with a letter, a digit or _", entry.Name())
 		}
-		found = append(found, Process{Name: l.Name + "-" + entry.Name(), Launchable: l.Name, Path: command + "/" + entry.Name()})
+		found = append(found,
+			Process{Name: l.Name + "-" + entry.Name(), Launchable: l.Name, Path: command + "/" + entry.Name()})
 	}
 	if len(found) == 0 || len(found) > maxProcesses {
 		return nil, fmt.Errorf("%s holds %d executable files; allowed: 1 to %d", path, len(found), maxProcesses)
@@ -316,7 +317,7 @@ func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	return found, nil
 }
 
-// CheckProgram reports why a file cannot be executed.
+// CheckProgram returns why a file cannot be executed.
 func CheckProgram(path string) error {
 	info, err := os.Stat(path)
 	switch {

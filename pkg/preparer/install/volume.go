@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// The directories below Config.Dir that hold one entry per identity.
+// These directories below Config.Dir have one entry for each identity.
 const (
 	homesDir    = "homes"
 	logsDir     = "logs"
@@ -21,18 +21,23 @@ const (
 	tmpDir      = "tmp"
 )
 
-// home is the pod's own directory. It stays when the pod is upgraded.
+// home is kept when the pod is upgraded.
 func (n *Node) home(id pod.Identity) string { return n.dirOf(homesDir, id) }
 
-// volume is a directory that the preparer makes and never removes.
+// volume: the preparer makes volumes and never removes them.
 func (n *Node) volume(id pod.Identity, name string) string {
 	return filepath.Join(n.dirOf(volumesDir, id), name)
 }
 
-// makeDirs makes the directories that a pod's processes and hooks find. Home and volumes belong to the user of the first
-// launchable, a working directory to that of its own, and all to the pod's group. What another version of the pod left
-// changes hands only with takeOver: that version may run.
-func (v *Version) makeDirs(ctx context.Context, takeOver bool) error {
+// makeDirs makes the directories that processes and hooks need. Home and volumes belong to the user of the first
+// launchable, a working directory to the user of its launchable, all to the pod's group. The version that made a
+// directory may still run, so makeDirs does not change the owner.
+func (v *Version) makeDirs(ctx context.Context) error { return v.ownDirs(ctx, false) }
+
+// takeOverDirs is makeDirs that also changes the owner of directories that another version made.
+func (v *Version) takeOverDirs(ctx context.Context) error { return v.ownDirs(ctx, true) }
+
+func (v *Version) ownDirs(ctx context.Context, takeOver bool) error {
 	if err := os.MkdirAll(v.n.Logs(v.ID), 0o750); err != nil {
 		return fmt.Errorf("make log directory: %w", err)
 	}
@@ -59,7 +64,7 @@ func (v *Version) makeDirs(ctx context.Context, takeOver bool) error {
 	return nil
 }
 
-// makeWorkDir makes a working directory below the pod's home. One elsewhere on the node is the operator's.
+// makeWorkDir makes a working directory below the pod's home. The operator makes an absolute one.
 func (v *Version) makeWorkDir(l *manifest.Launchable, takeOver bool) error {
 	if l.WorkDir == "" || filepath.IsAbs(l.WorkDir) {
 		return nil
@@ -68,7 +73,7 @@ func (v *Version) makeWorkDir(l *manifest.Launchable, takeOver bool) error {
 	if err != nil {
 		return err
 	}
-	// The home belongs to the pod, which may have put a link to anywhere into it.
+	// The pod may have made links in its home that lead to other places.
 	home, err := os.OpenRoot(v.n.home(v.ID))
 	if err != nil {
 		return fmt.Errorf("make work_dir of %s: %w", l.Name, err)
@@ -83,7 +88,8 @@ func (v *Version) makeWorkDir(l *manifest.Launchable, takeOver bool) error {
 	if owner == nil {
 		return nil
 	}
-	// Those above it too, as far as they are the preparer's still, which has just made them, or was killed before this.
+	// The directories above change too if they still belong to the preparer: made now, or by a preparer that was killed
+	// before this step.
 	for at := filepath.Clean(l.WorkDir); at != "."; at = filepath.Dir(at) {
 		if err := giveMade(home, at, owner, at == filepath.Clean(l.WorkDir)); err != nil {
 			return fmt.Errorf("give work_dir of %s to its user: %w", l.Name, err)
@@ -92,8 +98,9 @@ func (v *Version) makeWorkDir(l *manifest.Launchable, takeOver bool) error {
 	return nil
 }
 
-// giveMade gives a directory below a home to its user, unless another one has it already and may keep it. By
-// descriptor: whatever the pod does meanwhile, a directory has one name, while a file may have another one elsewhere.
+// giveMade gives a directory below a home to a user. Unless always is true, it does so only if the directory belongs to
+// the preparer's user. It works by descriptor, so that the pod cannot replace the directory meanwhile. This is safe for
+// directories, because they have only one name.
 func giveMade(home *os.Root, path string, owner *account.Account, always bool) error {
 	dir, err := home.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {

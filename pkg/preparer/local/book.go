@@ -13,16 +13,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Room is what the node has of everything.
+// Room is what Book must know about the node.
 type Room struct {
-	View        *node.View       // its orphans are all pods of controllers that run there
-	Reservation node.Reservation // as it is
+	View        *node.View       // View.Orphans must have all controllers' pods that run on the node
+	Reservation node.Reservation // the present reservation
 	Seen        map[pod.Identity]Seen
 }
 
-// Book returns the reservation with the claims of all local services as they shall be, and writes the numbers of dynamic ports into the replicas that want room. Claims of
-// what was accepted before stand there whether or not there is room: it runs. A claim of what no service has goes, unless the node runs that. It returns scale.ErrConflict
-// where there is no room for what wants it.
+// Book returns the reservation with the desired shares of all local services, and writes the numbers of dynamic ports
+// into the replicas that need a place. An accepted replica keeps its share even beyond the node's capacity, because it
+// runs. A share without a replica is removed when the pod has stopped. If a replica that needs a place does not fit,
+// Book returns scale.ErrConflict.
 func Book(all map[string]*Service, room Room) (node.Reservation, error) {
 	res := room.Reservation.Clone()
 	explained := map[string]bool{}
@@ -53,7 +54,8 @@ func Book(all map[string]*Service, room Room) (node.Reservation, error) {
 	return res, nil
 }
 
-// keep writes the claim of a replica that has been accepted: as much as the versions need that it may run, and what it has as long as it may still run another one.
+// keep writes the share of an accepted replica: enough for each version that it may run now or next. While it may run
+// an earlier version, the old share is included.
 func (s *Service) keep(r *Replica, res *node.Reservation, seen Seen) {
 	id := s.Identity(r)
 	claim := node.NewClaim(id, r.Ports, 0, 0)
@@ -75,12 +77,12 @@ func claimOf(id pod.Identity, ports map[string]int, m *manifest.Manifest) node.C
 	return node.NewClaim(id, ports, use.CPU, use.Memory)
 }
 
-// find finds room for a replica at the service's version, besides that for what it may run now.
+// find finds a place for a replica with the service's version. The share includes the version that it may run now.
 func (s *Service) find(r *Replica, res *node.Reservation, v *node.View) error {
 	id, m := s.Identity(r), s.Specs[s.Digest].parsed
 	ports := m.PortMap()
 	claim, numbers, reason := scheduler.ClaimOn(v, *res, claimOf(id, ports, m), m.DynamicPorts(), r.Ports)
-	if reason == "" { // and for what it may run until then
+	if reason == "" { // add the share of the version that it may run until then
 		if old := s.Specs[r.Digest].parsed; r.Digest != s.Digest && old != nil {
 			claim = claim.With(claimOf(id, r.Ports, old))
 		}
@@ -88,7 +90,8 @@ func (s *Service) find(r *Replica, res *node.Reservation, v *node.View) error {
 		reason = scheduler.Fits(v, *res, id, claim)
 	}
 	if reason != "" {
-		return fmt.Errorf("%w: no room for %s on node %s: %s", scale.ErrConflict, id, v.Name, missing(v, *res, claimOf(id, ports, m), reason))
+		return fmt.Errorf("%w: no room for %s on node %s: %s", scale.ErrConflict, id, v.Name,
+			missing(v, *res, claimOf(id, ports, m), reason))
 	}
 	maps.Copy(ports, numbers)
 	res.Claims[id.String()] = claim
@@ -101,7 +104,6 @@ func (s *Service) find(r *Replica, res *node.Reservation, v *node.View) error {
 	return nil
 }
 
-// missing says what a node lacks for a claim.
 func missing(v *node.View, res node.Reservation, want node.Claim, reason scheduler.Reason) string {
 	switch reason {
 	case scheduler.Drained:
@@ -119,7 +121,8 @@ func missing(v *node.View, res node.Reservation, want node.Claim, reason schedul
 	var lacks []string
 	add := func(what string, offered, used, wanted int64) {
 		if used+wanted > offered {
-			lacks = append(lacks, fmt.Sprintf("%s: it offers %d, %d are taken, %d more are asked for", what, offered, used, wanted))
+			lacks = append(lacks,
+				fmt.Sprintf("%s: it offers %d, %d are taken, %d more are asked for", what, offered, used, wanted))
 		}
 	}
 	add("slots", int64(v.Capacity.Slots), int64(slots), 1)
@@ -132,7 +135,7 @@ func missing(v *node.View, res node.Reservation, want node.Claim, reason schedul
 	return strings.Join(lacks, "; ")
 }
 
-// Rebuild returns the first reservation of a node, or of one whose record was lost: with the labels' version, and with the claims of what runs there.
+// Rebuild returns a reservation for a node that has none, because it is new or its record was lost.
 func Rebuild(v *node.View) node.Reservation {
 	res := node.Reservation{Labels: node.LabelVersions{Own: v.LabelVersions.Own}, Claims: map[string]node.Claim{}}
 	for i := range v.Orphans {

@@ -9,13 +9,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// OpenDisk opens a directory of services, one JSON file for each, made if it is needed.
+// OpenDisk opens a directory with one JSON file for each service. It makes a missing directory.
 func OpenDisk(dir string) (*durable.Files[Service], error) {
-	files := &durable.Files[Service]{Dir: dir, What: "local service", Check: check, Name: func(s *Service) string { return s.Name }}
+	files := &durable.Files[Service]{
+		Dir: dir, What: "local service", Check: check,
+		Name: func(s *Service) string { return s.Name },
+	}
 	return files, files.Open()
 }
 
-// check says what is wrong with a service that was read, and reads its manifests.
+// check also parses the manifests.
 func check(s *Service) error {
 	if s.Version != Version {
 		return fmt.Errorf("format version %d; this build knows version %d", s.Version, Version)

@@ -1,6 +1,5 @@
-// Package local decides about the services that a node runs for itself, which no controller has, and keeps what they shall be on the disk (ADR 22).
-// A request becomes the next state of a service (Take); what the node has done since becomes the one after it (Next); both have a claim on the node
-// in its reservation (Book), and become intents (Intents). All of these are pure. Disk writes a state before anything follows from it.
+// Package local decides about the local services of a node, which belong to no controller (ADR 22). The functions that
+// decide only compute. The caller writes each state to the disk before it does anything else with the state.
 package local
 
 import (
@@ -17,15 +16,15 @@ import (
 // Version is the only format of files that this build reads and writes.
 const Version = 1
 
-// Service is what one local service shall be.
+// Service is the desired state of one local service.
 type Service struct {
 	Version  int             `json:"version"`
 	Name     string          `json:"service"`
-	Revision int64           `json:"revision,omitempty"` // of the last request that bore one
-	Digest   string          `json:"digest"`             // of the manifest that all replicas are to run in the end
-	Specs    map[string]Spec `json:"specs"`              // by digest: that one, and those that replicas run still
+	Revision int64           `json:"revision,omitempty"` // of the last request that had a revision
+	Digest   string          `json:"digest"`             // of the manifest that all replicas will run in the end
+	Specs    map[string]Spec `json:"specs"`              // by digest: Digest, and versions that replicas still have
 	Replicas []Replica       `json:"replicas"`           // by role and index
-	// StoppedAt is since when there are no replicas; nil while there are. What the service was is remembered, see Forgotten.
+	// StoppedAt is since when the service has no replicas; nil while it has some. See Forgotten.
 	StoppedAt *time.Time `json:"stopped_at,omitempty"`
 }
 
@@ -38,10 +37,10 @@ type Spec struct {
 	parsed *manifest.Manifest
 }
 
-// Parsed returns the manifest, which was decoded when the file was read.
+// Parsed returns the decoded manifest.
 func (s Spec) Parsed() *manifest.Manifest { return s.parsed }
 
-// NewSpec returns a version with its digest. The manifest is valid.
+// NewSpec returns a version and its digest. The caller has validated the manifest.
 func NewSpec(m *manifest.Manifest, signature string, labels map[string]string) (spec Spec, digest string, err error) {
 	canonical, err := m.Canonical()
 	if err != nil {
@@ -50,32 +49,32 @@ func NewSpec(m *manifest.Manifest, signature string, labels map[string]string) (
 	return Spec{Manifest: canonical, Signature: signature, Labels: labels, parsed: m}, manifest.Digest(canonical), nil
 }
 
-// Replica is one of a service's replicas.
+// Replica is one replica of a service.
 type Replica struct {
 	Role     string         `json:"role"`
 	Index    int            `json:"index"`
-	Digest   string         `json:"digest"` // of the manifest that it is told to run now
+	Digest   string         `json:"digest"` // of the manifest that it must run now
 	Ports    map[string]int `json:"ports,omitempty"`
-	Next     map[string]int `json:"next_ports,omitempty"` // while the service's digest is another one: the ports that go with that
+	Next     map[string]int `json:"next_ports,omitempty"`
 	Revision int64          `json:"revision"`
 	Stop     bool           `json:"stop,omitempty"`
 
-	wants bool // room is to be found for it: it is new, or is to run another version
+	wants bool // needs a place, because it is new or gets another version
 }
 
-// Seen is what the node has done about one replica.
+// Seen has what the node has done about one replica.
 type Seen struct {
-	Revision  int64 // highest that was accepted
-	Stopped   bool  // nothing of it runs, which is on the disk
-	Converged bool  // at that revision it is available, or has ended well for good
+	Revision  int64 // the highest accepted revision
+	Stopped   bool  // no process of it runs, and the disk has its tombstone
+	Converged bool  // at this revision it is available, or has ended with success
 }
 
-// Identity returns the identity of one of the service's replicas.
+// Identity returns the identity of a replica.
 func (s *Service) Identity(r *Replica) pod.Identity {
 	return pod.Identity{RCID: pod.LocalRC(s.Name), Role: r.Role, Index: r.Index}
 }
 
-// Running is how many replicas shall run.
+// Running returns how many replicas must run.
 func (s *Service) Running() (n int) {
 	for i := range s.Replicas {
 		if !s.Replicas[i].Stop {
@@ -85,10 +84,10 @@ func (s *Service) Running() (n int) {
 	return n
 }
 
-// Resting reports whether the service has no replicas, and none that is still to stop: it has no name and no room here, and is only remembered.
+// Resting reports whether the service has no replicas, not even some that must still stop. Such a service has no share
+// on the node, and its name is free.
 func (s *Service) Resting() bool { return len(s.Replicas) == 0 }
 
-// stopped is since when the service has no replicas.
 func (s *Service) stopped() time.Time {
 	if s.StoppedAt == nil {
 		return time.Time{}
@@ -96,7 +95,6 @@ func (s *Service) stopped() time.Time {
 	return *s.StoppedAt
 }
 
-// byRole returns how many replicas of each role shall run.
 func (s *Service) byRole() map[string]int {
 	count := map[string]int{}
 	for i := range s.Replicas {
@@ -107,14 +105,15 @@ func (s *Service) byRole() map[string]int {
 	return count
 }
 
-// Intents returns what the node shall do about each replica.
+// Intents returns the intents of all replicas.
 func (s *Service) Intents() []pod.Intent {
 	out, count := make([]pod.Intent, len(s.Replicas)), s.byRole()
 	for i := range s.Replicas {
 		r := &s.Replicas[i]
 		out[i] = pod.Intent{
-			Identity: s.Identity(r), PodID: s.Name, Digest: r.Digest, Labels: s.Specs[r.Digest].Labels, Ports: r.Ports, State: pod.Running, Revision: r.Revision,
-			Replicas: count[r.Role],
+			Identity: s.Identity(r), PodID: s.Name,
+			Digest: r.Digest, Labels: s.Specs[r.Digest].Labels, Ports: r.Ports,
+			State: pod.Running, Revision: r.Revision, Replicas: count[r.Role],
 		}
 		if r.Stop {
 			out[i].State = pod.Stopped
@@ -123,26 +122,27 @@ func (s *Service) Intents() []pod.Intent {
 	return out
 }
 
-// Wants reports whether room is to be found for some replica.
+// Wants reports whether a replica needs a place.
 func (s *Service) Wants() bool {
 	return slices.ContainsFunc(s.Replicas, func(r Replica) bool { return r.wants })
 }
 
-// Clone returns a copy of which the replicas and the set of versions can be changed.
+// Clone returns a copy whose Replicas and Specs can be changed.
 func (s *Service) Clone() *Service {
 	next := *s
 	next.Specs, next.Replicas = maps.Clone(s.Specs), slices.Clone(s.Replicas)
 	return &next
 }
 
-// tidy puts the replicas in order, drops versions that nothing needs, and notes since when there are no replicas.
+// tidy sorts the replicas, removes unused versions, and sets StoppedAt.
 func (s *Service) tidy(now time.Time) {
 	if !s.Resting() {
 		s.StoppedAt = nil
 	} else if s.StoppedAt == nil {
 		s.StoppedAt = new(now.UTC())
 	}
-	slices.SortFunc(s.Replicas, func(a, b Replica) int { return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Index, b.Index)) })
+	slices.SortFunc(s.Replicas,
+		func(a, b Replica) int { return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Index, b.Index)) })
 	needed := map[string]bool{s.Digest: true}
 	for i := range s.Replicas {
 		needed[s.Replicas[i].Digest] = true

@@ -22,10 +22,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// version makes a manifest of service web: some CPU and so many dynamic ports, and a static one where it is not zero.
+// version returns a manifest of the service web, with a static port unless static is zero.
 func version(cpu, dynamic, static int) manifest.Manifest {
 	m := manifest.Manifest{Version: manifest.Version, ID: "web", Launchables: []manifest.Launchable{{
-		Name: "main", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/sleep"}, Resources: manifest.Resources{CPU: manifest.Millicores(cpu)},
+		Name: "main", Artifact: manifest.Artifact{
+			Kind: manifest.ArtifactExec,
+			Path: "/bin/sleep",
+		}, Resources: manifest.Resources{CPU: manifest.Millicores(cpu)},
 	}}}
 	for i := range dynamic {
 		m.Ports = append(m.Ports, manifest.Port{Name: fmt.Sprintf("d%d", i), Dynamic: true})
@@ -44,7 +47,6 @@ func specOf(t interface{ Fatal(...any) }, m manifest.Manifest) *scale.Spec {
 	return &scale.Spec{Manifest: canonical}
 }
 
-// world is a node as a model has it: what the files and the reservation say, and what runs.
 type world struct {
 	t    *rapid.T
 	view *node.View
@@ -52,14 +54,13 @@ type world struct {
 	all  map[string]*local.Service
 	runs map[pod.Identity]copied
 	now  time.Time
-	last int64 // revision of the requests that were taken
+	last int64 // highest revision of the accepted requests
 }
 
-// copied is what the node has of one identity.
 type copied struct {
 	seen   local.Seen
 	digest string
-	claims []node.Claim // of what may run of it
+	claims []node.Claim // shares of the versions that may run
 }
 
 func (w *world) seen() map[pod.Identity]local.Seen {
@@ -70,7 +71,7 @@ func (w *world) seen() map[pod.Identity]local.Seen {
 	return seen
 }
 
-// ask takes a request as the preparer does.
+// ask makes the same calls as the preparer.
 func (w *world) ask(r scale.Request) {
 	spec, digest, err := local.Read(r)
 	if err != nil {
@@ -107,12 +108,12 @@ func (w *world) ask(r scale.Request) {
 	}
 }
 
-// keep writes the file, as if the preparer were started again after each time.
+// keep also tests a restart: it writes and reads the file.
 func (w *world) keep(next *local.Service) {
 	w.all["web"] = again(w.t, next)
 }
 
-// again is what a successor reads.
+// again returns the service that the next preparer would read.
 func again(t interface{ Fatal(...any) }, s *local.Service) *local.Service {
 	dir, err := os.MkdirTemp("", "local")
 	if err != nil {
@@ -133,7 +134,6 @@ func again(t interface{ Fatal(...any) }, s *local.Service) *local.Service {
 	return &all[0]
 }
 
-// work has the node do something about one intent.
 func (w *world) work() {
 	s := w.all["web"]
 	if s == nil {
@@ -147,11 +147,11 @@ func (w *world) work() {
 	c := w.runs[in.Identity]
 	switch {
 	case in.Revision < c.seen.Revision:
-		w.t.Fatalf("%s is told revision %d after %d", in.Identity, in.Revision, c.seen.Revision)
+		w.t.Fatalf("%s gets revision %d after %d", in.Identity, in.Revision, c.seen.Revision)
 	case in.State == pod.Stopped && rapid.Bool().Draw(w.t, "stopped"):
 		c = copied{seen: local.Seen{Revision: in.Revision, Stopped: true}}
 	case in.State == pod.Stopped:
-	case in.Revision > c.seen.Revision: // the old version may run on for a while
+	case in.Revision > c.seen.Revision: // the old version may still run for a while
 		c.seen, c.digest = local.Seen{Revision: in.Revision}, in.Digest
 		var m manifest.Manifest
 		if err := json.Unmarshal(s.Specs[in.Digest].Manifest, &m); err != nil {
@@ -175,7 +175,7 @@ func (w *world) work() {
 	w.runs[in.Identity] = c
 }
 
-// step is what the preparer does after news.
+// step does what the preparer does when a pod has changed.
 func (w *world) step() {
 	s := w.all["web"]
 	if s == nil {
@@ -190,7 +190,7 @@ func (w *world) step() {
 	w.keep(next)
 }
 
-// atMostOneTurn asserts that no replica is taken from one version to another while another one has not converged to it.
+// atMostOneTurn: a replica gets another version only when all that have it have converged.
 func (w *world) atMostOneTurn(before []pod.Intent, next *local.Service) {
 	was := map[pod.Identity]pod.Intent{}
 	for _, in := range before {
@@ -203,7 +203,8 @@ func (w *world) atMostOneTurn(before []pod.Intent, next *local.Service) {
 			continue
 		}
 		seen := w.runs[in.Identity].seen
-		if converged := seen.Converged && seen.Revision == in.Revision; in.Digest == next.Digest && in.State == pod.Running && !converged {
+		if converged := seen.Converged && seen.Revision == in.Revision; in.Digest == next.Digest &&
+			in.State == pod.Running && !converged {
 			defer func() {
 				if turned > 0 {
 					w.t.Fatalf("%d replicas are turned while %s has not converged", turned, in.Identity)
@@ -224,7 +225,7 @@ func (w *world) tidy() {
 	w.res = res
 }
 
-// check asserts P3: what may run has its claim, and all claims together are no more than the node has.
+// check checks P3: each replica that may run has its share, and all shares fit the node's capacity.
 func (w *world) check() {
 	ports, cpu := map[int]string{}, int64(0)
 	for key, h := range w.res.Claims {
@@ -242,30 +243,37 @@ func (w *world) check() {
 	for id, c := range w.runs {
 		claim := w.res.Claims[id.String()]
 		for _, h := range c.claims {
-			if missing := slices.ContainsFunc(h.Ports, func(p int) bool { return !slices.Contains(claim.Ports, p) }); missing || h.CPU > claim.CPU {
+			if missing := slices.ContainsFunc(h.Ports,
+				func(p int) bool { return !slices.Contains(claim.Ports, p) }); missing || h.CPU > claim.CPU {
 				w.t.Fatalf("%s may run %+v and has %+v", id, h, claim)
 			}
 		}
 	}
 }
 
-// Whatever is asked and done in whatever order, and wherever the preparer is killed: the node is never over its capacity, what may run has its claim, one replica at a time gets
-// another version, revisions grow, and what was asked for last is what comes of it, with nothing left behind.
+// For all requests and steps in any order, and a kill at any moment: the capacity is never exceeded, each replica that
+// may run has its share, only one replica at a time gets another version, and revisions grow. In the end the state is
+// as the last request asks, without other shares.
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		farm := pod.Identity{RCID: "rc1", Role: "main"}
 		w := &world{
 			t: t, all: map[string]*local.Service{}, runs: map[pod.Identity]copied{}, now: time.UnixMilli(1e12),
-			view: node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 5, CPU: 1000}, PortRange: node.PortRange{Min: 100, Max: 107}}, node.Ops{}, true),
-			res:  node.Reservation{Claims: map[string]node.Claim{farm.String(): node.NewClaim(farm, map[string]int{"a": 101, "b": 80}, 200, 0)}},
+			view: node.NewView(node.Node{
+				Name: "n1", Capacity: node.Capacity{Slots: 5, CPU: 1000},
+				PortRange: node.PortRange{Min: 100, Max: 107},
+			}, node.Ops{}, true),
+			res: node.Reservation{Claims: map[string]node.Claim{farm.String(): node.NewClaim(farm,
+				map[string]int{"a": 101, "b": 80}, 200, 0)}},
 		}
 		revision := int64(0)
 		t.Repeat(map[string]func(*rapid.T){
 			"ask": func(t *rapid.T) {
 				r := scale.New("web", uint32(rapid.IntRange(0, 4).Draw(t, "replicas")))
 				if rapid.Bool().Draw(t, "with a spec") {
-					r.Spec = specOf(t, version(rapid.SampledFrom([]int{0, 100, 300}).Draw(t, "cpu"), rapid.IntRange(0, 2).Draw(t, "dynamic"), 0))
+					r.Spec = specOf(t, version(rapid.SampledFrom([]int{0, 100, 300}).Draw(t, "cpu"),
+						rapid.IntRange(0, 2).Draw(t, "dynamic"), 0))
 				}
 				if rapid.Bool().Draw(t, "with a revision") {
 					revision++
@@ -296,7 +304,7 @@ func TestHistories(t *testing.T) {
 	})
 }
 
-// The farm's moment: what was placed since a request was decided is found by the next try, whose numbers are others.
+// If a farm places a pod after the first Book, another Book finds its share, and chooses other ports.
 func TestBookAgain(t *testing.T) {
 	t.Parallel()
 	spec, digest, err := local.Read(scale.Request{Service: "web", Replicas: 1, Spec: specOf(t, version(100, 1, 0))})
@@ -307,7 +315,10 @@ func TestBookAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	view := node.NewView(node.Node{Name: "n1", Capacity: node.Capacity{Slots: 2}, PortRange: node.PortRange{Min: 1, Max: 2}}, node.Ops{}, true)
+	view := node.NewView(node.Node{
+		Name: "n1", Capacity: node.Capacity{Slots: 2},
+		PortRange: node.PortRange{Min: 1, Max: 2},
+	}, node.Ops{}, true)
 	book := func(res node.Reservation) (*local.Service, error) {
 		trial := next.Clone()
 		_, err := local.Book(map[string]*local.Service{"web": trial}, local.Room{View: view, Reservation: res})
@@ -319,7 +330,8 @@ func TestBookAgain(t *testing.T) {
 	}
 	taken := first.Replicas[0].Ports["d0"]
 	farm := pod.Identity{RCID: "rc1", Role: "main"}
-	res := node.Reservation{Claims: map[string]node.Claim{farm.String(): node.NewClaim(farm, map[string]int{"a": taken}, 0, 0)}}
+	res := node.Reservation{Claims: map[string]node.Claim{farm.String(): node.NewClaim(farm,
+		map[string]int{"a": taken}, 0, 0)}}
 	second, err := book(res)
 	if err != nil || second.Replicas[0].Ports["d0"] != 3-taken || !next.Wants() {
 		t.Errorf("%+v, %v after %d was taken", second, err, taken)
@@ -330,7 +342,7 @@ func TestBookAgain(t *testing.T) {
 	}
 }
 
-// Of several that have a port that is wanted, the same one is named each time.
+// If several pods have a needed port, the error always names the same one.
 func TestBookNamesOneHolderOfAPort(t *testing.T) {
 	t.Parallel()
 	spec, digest, err := local.Read(scale.Request{Service: "web", Replicas: 1, Spec: specOf(t, version(100, 0, 80))})
@@ -355,7 +367,7 @@ func TestBookNamesOneHolderOfAPort(t *testing.T) {
 	}
 }
 
-// The replica that is broken anyway is the first to get another version.
+// The first replica to get another version is one that has not converged.
 func TestTurn(t *testing.T) {
 	t.Parallel()
 	all := &local.Service{Name: "web", Digest: "new", Specs: map[string]local.Spec{}}
@@ -365,7 +377,8 @@ func TestTurn(t *testing.T) {
 		seen[pod.Identity{RCID: "local-web", Role: "main", Index: i}] = local.Seen{Revision: 5, Converged: i != 1}
 	}
 	next, news := all.Next(seen, time.UnixMilli(9))
-	if !news || next.Replicas[1].Digest != "new" || next.Replicas[1].Revision != 9 || next.Replicas[0].Digest != "old" || next.Replicas[2].Digest != "old" {
+	if !news || next.Replicas[1].Digest != "new" || next.Replicas[1].Revision != 9 ||
+		next.Replicas[0].Digest != "old" || next.Replicas[2].Digest != "old" {
 		t.Errorf("%+v", next)
 	}
 	if again, news := next.Next(seen, time.UnixMilli(10)); news {
@@ -373,7 +386,8 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// A service of which nothing runs any more is remembered: its version, and the revision below which requests are late. So it is through a restart.
+// If no replica of a service runs any more, the node remembers the service, also after a restart: its version, and the
+// revision below which requests are too old.
 func TestRestingServiceIsRemembered(t *testing.T) {
 	t.Parallel()
 	now := time.UnixMilli(1e12)
@@ -417,7 +431,7 @@ func TestRestingServiceIsRemembered(t *testing.T) {
 	}
 }
 
-// Of services that rest so many are remembered, those that stopped last; one that has replicas always is.
+// Of the services without replicas, the MaxResting that stopped last are remembered.
 func TestForgotten(t *testing.T) {
 	t.Parallel()
 	all := map[string]*local.Service{"runs": {Replicas: []local.Replica{{}}}}
@@ -435,7 +449,8 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// Other labels of the same manifest reach each replica that has it, at once; what has another manifest, or stops, stays as it was told.
+// If a request has the same manifest with other labels, each replica with this manifest gets the labels, unless it must
+// stop.
 func TestRelabel(t *testing.T) {
 	t.Parallel()
 	now := time.UnixMilli(1e12)
@@ -465,7 +480,8 @@ func TestRelabel(t *testing.T) {
 	}
 	second := ask(2, 100, "back")
 	for i := range 2 {
-		if in := second[i]; in.Labels["tier"] != "back" || in.Revision <= first[i].Revision || in.Digest != first[i].Digest {
+		if in := second[i]; in.Labels["tier"] != "back" || in.Revision <= first[i].Revision ||
+			in.Digest != first[i].Digest {
 			t.Errorf("%+v after %+v", in, first[i])
 		}
 	}
@@ -483,7 +499,7 @@ func TestRelabel(t *testing.T) {
 	}
 }
 
-// A file that is no service is set aside, and the others are read.
+// An invalid file is set aside, and the others are read.
 func TestDisk(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -502,7 +518,11 @@ func TestDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"half.json": `{"version":1,`, "newer.json": `{"version":2,"service":"newer"}`, "none.json": `{"version":1,"service":"none","digest":"d"}`, "x.tmp": ""} {
+	for name, text := range map[string]string{
+		"half.json":  `{"version":1,`,
+		"newer.json": `{"version":2,"service":"newer"}`, "none.json": `{"version":1,"service":"none","digest":"d"}`,
+		"x.tmp": "",
+	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -526,7 +546,7 @@ func TestDisk(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "dir.json"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := d.Load(); err == nil { // nobody knows what the node was told
+	if _, _, err := d.Load(); err == nil { // because the earlier intents are not known
 		t.Error("a disk that gives none of its files counts as empty")
 	}
 }

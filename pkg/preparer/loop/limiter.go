@@ -1,5 +1,4 @@
-// Package loop has what a node's loops say of what goes wrong: a log that stays quiet while nothing new does. The
-// parts of a node log through its LogLimiter, which is safe for concurrent use.
+// Package loop limits how often a node logs failures of its loops.
 package loop
 
 import (
@@ -13,11 +12,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// repeatAfter is how long the same failure stays silent before it is logged again.
 const repeatAfter = time.Minute
 
-// LogLimiter logs what goes wrong once when it begins, once when it turns into something else, now and then while it lasts,
-// and once when it is over, however often it is tried and however often it comes and goes.
+// LogLimiter logs a failure when it begins, when its message changes, every repeatAfter while it lasts, and when it is
+// over. The number of log lines does not depend on how often a loop tries. It is safe for concurrent use.
 type LogLimiter struct {
 	log obs.Logger
 
@@ -29,15 +27,15 @@ type lastLogged struct {
 	message string
 	at      time.Time // when it was logged
 	lasts   bool
-	logged  bool // the failure that lasts was logged, so its end will be
+	logged  bool // the present failure was logged, so its end is logged too
 }
 
-// NewLogLimiter returns one that has logged nothing yet.
+// NewLogLimiter returns a LogLimiter that has logged nothing yet.
 func NewLogLimiter(log obs.Logger) *LogLimiter {
 	return &LogLimiter{log: log, last: map[string]lastLogged{}}
 }
 
-// Report records that one thing fails.
+// Report records that the thing named by key fails.
 func (l *LogLimiter) Report(key, message string, err error) {
 	fields := obs.Fields{obs.Error: err, obs.Key: key}
 	if reason := denied(err); reason != "" {
@@ -56,7 +54,7 @@ func (l *LogLimiter) Report(key, message string, err error) {
 	l.log.WithFields(fields).Warn(message)
 }
 
-// Over records that the thing works.
+// Over records that the thing named by key works.
 func (l *LogLimiter) Over(key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,7 +69,7 @@ func (l *LogLimiter) Over(key string) {
 	l.last[key] = last
 }
 
-// Saw records whether something works, and returns whether it does not.
+// Saw calls Over if err is nil, and Report otherwise.
 func (l *LogLimiter) Saw(key, message string, err error) (failed bool) {
 	if err == nil {
 		l.Over(key)
@@ -81,7 +79,7 @@ func (l *LogLimiter) Saw(key, message string, err error) (failed bool) {
 	return err != nil
 }
 
-// Failed is Saw, but for what fails because ctx has ended, which says nothing.
+// Failed is Saw, but it does not record a failure after ctx has ended.
 func (l *LogLimiter) Failed(ctx context.Context, key, message string, err error) bool {
 	if err != nil && ctx.Err() != nil {
 		return true
@@ -89,7 +87,7 @@ func (l *LogLimiter) Failed(ctx context.Context, key, message string, err error)
 	return l.Saw(key, message, err)
 }
 
-// denied says in words that an error is about the token's permissions, or nothing when it is not.
+// denied returns text about an error of the token's permissions, or "" for another error.
 func denied(err error) string {
 	switch {
 	case errors.Is(err, store.ErrFiltered):

@@ -11,7 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// A failure that comes and goes fills no log.
+// A failure that comes and goes does not fill the log.
 func TestAFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	var buf bytes.Buffer
@@ -27,7 +27,8 @@ func TestAFailureIsLoggedOnce(t *testing.T) {
 	}
 	tr.Report("intents", "cannot be read", fmt.Errorf("list: %w", store.ErrFiltered))
 	lines := strings.Split(strings.TrimSpace(buf.String()), "\n")
-	if len(lines) != 3 || !strings.Contains(lines[1], "works again") || !strings.Contains(lines[2], "the ACL token lacks a read permission") {
+	if len(lines) != 3 || !strings.Contains(lines[1], "works again") ||
+		!strings.Contains(lines[2], "the ACL token lacks a read permission") {
 		t.Errorf("log:\n%s", buf.String())
 	}
 }

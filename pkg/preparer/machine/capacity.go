@@ -1,5 +1,5 @@
-// Package machine reads what the machine of a node has: how much CPU and memory there is for pods, and which ports sockets hold. It is made
-// of pure functions of files, which are those of the kernel (proc(5), cgroup-v2, cgroup-v1), so that each can be told what the files say. See ADR 25.
+// Package machine reads facts about the machine of a node: how much CPU and memory there is for pods, and which ports
+// sockets use. It reads only files of the kernel (proc(5), cgroup-v2, cgroup-v1). See docs/design/placing.md.
 package machine
 
 import (
@@ -12,16 +12,16 @@ import (
 	"strings"
 )
 
-// Total is what pods can have of a machine. Zero: not known, so that there is no limit.
+// Total is how much of a machine pods can use. Zero: not known, so there is no limit.
 type Total struct {
 	CPU    int64 // thousandths of a core
 	Memory int64 // bytes
 }
 
-// Detect returns what processes of pods can have in all. Files are named as from the root of fsys. pods is the directory of cgroup v2 below which
-// pods get cgroups, such as /sys/fs/cgroup/rcfarm; empty: they stay in that of this process. Limits of cgroup v1 are those of this process, since pods
-// stay in its groups. A file that is missing limits nothing; one that cannot be read or understood limits nothing either, and is told as an error
-// beside what the others say.
+// Detect returns how much the processes of all pods can use together. File names are relative to the root of fsys.
+// pods is the directory of cgroup v2 below which pods get cgroups. If it is empty, or the machine uses cgroup v1,
+// pods run in the cgroups of this process. A missing file sets no limit. A file that cannot be read or parsed sets no
+// limit either, and Detect returns an error for it together with the result of the other files.
 func Detect(fsys fs.FS, pods string) (Total, error) {
 	r := reader{fsys: fsys}
 	groups := r.groups(pods)
@@ -32,7 +32,8 @@ func Detect(fsys fs.FS, pods string) (Total, error) {
 	return total, errors.Join(r.errs...)
 }
 
-// Whole returns what the machine has for this process, whatever cgroups leave of it. What is wrong with its files is among what Detect tells.
+// Whole returns how much of the machine this process can use, without the limits of cgroups. It ignores errors,
+// because Detect returns them.
 func Whole(fsys fs.FS) Total {
 	r := reader{fsys: fsys}
 	return r.whole()
@@ -40,23 +41,20 @@ func Whole(fsys fs.FS) Total {
 
 func (r *reader) whole() Total { return Total{CPU: r.cpus() * 1000, Memory: r.memTotal()} }
 
-// unlimited is above everything that a machine has. A limit that is not smaller is none.
 const unlimited = math.MaxInt64
 
-// less makes the value the limit, where that is less than what is known so far.
 func less(value *int64, limit int64) {
 	if limit < unlimited && (*value == 0 || limit < *value) {
 		*value = max(1, limit) // zero means that there is no limit
 	}
 }
 
-// reader reads files and gathers what is wrong with them.
 type reader struct {
 	fsys fs.FS
 	errs []error
 }
 
-// text returns what a file says, "" where it is missing.
+// text returns a file's content, or "" if the file is missing.
 func (r *reader) text(name string) string {
 	data, err := fs.ReadFile(r.fsys, strings.TrimPrefix(name, "/"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +67,6 @@ func (r *reader) wrong(name, text string) {
 	r.errs = append(r.errs, fmt.Errorf("%s: cannot make sense of %q", name, text))
 }
 
-// number returns a number that stands in a file, unlimited where it is missing, or says so in the way of cgroups.
 func (r *reader) number(name string) int64 {
 	return r.parse(name, r.text(name))
 }
@@ -86,7 +83,7 @@ func (r *reader) parse(name, text string) int64 {
 	return int64(min(n, unlimited))
 }
 
-// cpus returns how many CPUs this process, and so what it starts, may run on; zero: not known.
+// cpus returns the number of CPUs that this process and its children may use; zero: not known.
 func (r *reader) cpus() int64 {
 	const online, status = "/sys/devices/system/cpu/online", "/proc/self/status"
 	var n int64
@@ -99,7 +96,7 @@ func (r *reader) cpus() int64 {
 	return n
 }
 
-// list counts the numbers of a list such as 0-3,8 (cpuset(7), list format); unlimited where it is empty.
+// list counts the numbers of a list such as 0-3,8 (cpuset(7), list format).
 func (r *reader) list(name, text string) int64 {
 	if text == "" {
 		return unlimited
@@ -121,12 +118,13 @@ func (r *reader) list(name, text string) int64 {
 	return n
 }
 
-// memTotal returns the memory of the machine in bytes; zero: not known.
+// memTotal returns bytes; zero: not known.
 func (r *reader) memTotal() int64 {
 	const name = "/proc/meminfo"
 	for line := range strings.Lines(r.text(name)) {
 		if said, found := strings.CutPrefix(line, "MemTotal:"); found {
-			if n := r.parse(name, strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(said), "kB"))); n < unlimited/1024 {
+			if n := r.parse(name,
+				strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(said), "kB"))); n < unlimited/1024 {
 				return n * 1024
 			}
 		}
@@ -134,9 +132,8 @@ func (r *reader) memTotal() int64 {
 	return 0
 }
 
-// limit lowers what there is to what a group and those above it have.
 func (g *group) limit(r *reader, total *Total) {
-	cpuset := false // the innermost counts: it has none that those above it do not have
+	cpuset := false // only the innermost is used, because its parents have all its CPUs
 	for _, dir := range g.dirs {
 		file := func(name string) string { return path.Join(dir, name) }
 		if g.v2 {
@@ -156,7 +153,7 @@ func (g *group) limit(r *reader, total *Total) {
 	}
 }
 
-// share returns thousandths of a core for a quota in a period.
+// share returns thousandths of a core.
 func share(quota, period int64) int64 {
 	if quota >= unlimited/1000 || period >= unlimited || period == 0 {
 		return unlimited

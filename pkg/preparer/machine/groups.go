@@ -6,21 +6,20 @@ import (
 	"strings"
 )
 
-// group is a cgroup of one hierarchy, and all above it that can be seen.
+// group is a cgroup of one hierarchy, with all parents that are visible here.
 type group struct {
 	v2   bool
 	dirs []string // the innermost first
 }
 
-// mount is where a hierarchy can be seen.
 type mount struct {
 	v2          bool
 	controllers []string // of cgroup v1
-	root        string   // the group that the mount shows
+	root        string   // the group at the root of the mount
 	dir         string
 }
 
-// groups returns those whose limits count for pods: see Detect.
+// groups returns the groups whose limits apply to pods. See Detect.
 func (r *reader) groups(pods string) (found []group) {
 	own := r.own()
 	seen := map[string]bool{}
@@ -45,7 +44,8 @@ func (r *reader) groups(pods string) (found []group) {
 	return found
 }
 
-// own returns the groups of this process: by controller of cgroup v1, that of cgroup v2 under "" (cgroups(7), /proc/[pid]/cgroup).
+// own returns the groups of this process by controller of cgroup v1. The group of cgroup v2 has the key "" (cgroups(7),
+// /proc/[pid]/cgroup).
 func (r *reader) own() map[string]string {
 	of := map[string]string{}
 	for line := range strings.Lines(r.text("/proc/self/cgroup")) {
@@ -60,7 +60,7 @@ func (r *reader) own() map[string]string {
 	return of
 }
 
-// CgroupV2 returns the first mount of cgroup v2 in a table of mounts, "" where there is none.
+// CgroupV2 returns the directory of the first mount of cgroup v2 in a table of mounts. If there is none, it returns "".
 func CgroupV2(table string) string {
 	for _, m := range mounts(table) {
 		if m.v2 {
@@ -70,7 +70,8 @@ func CgroupV2(table string) string {
 	return ""
 }
 
-// mounts returns the cgroup mounts of a table (proc_pid_mountinfo(5)) whose limits count here.
+// mounts returns the mounts of cgroup v2, and of cgroup v1 with a controller for CPU or memory
+// (proc_pid_mountinfo(5)).
 func mounts(table string) (found []mount) {
 	for line := range strings.Lines(table) {
 		mounted, source, isLine := strings.Cut(strings.TrimSpace(line), " - ")
@@ -91,8 +92,8 @@ func mounts(table string) (found []mount) {
 	return found
 }
 
-// below returns the path of a group below the mount. Of a group that the mount does not show, as from within a container, what the mount shows is all
-// that can be known: its root.
+// below returns the path of a group below the mount. If the mount does not show the group, for example in a
+// container, it returns the root of the mount.
 func (m *mount) below(group string) string {
 	if !within(m.root, group) || strings.Contains(group+"/", "/../") {
 		return ""
@@ -100,12 +101,10 @@ func (m *mount) below(group string) string {
 	return strings.TrimPrefix(group, m.root)
 }
 
-// within reports whether a path is that of a directory or below it.
 func within(dir, name string) bool {
 	return name == dir || dir == "/" && strings.HasPrefix(name, "/") || strings.HasPrefix(name, dir+"/")
 }
 
-// upTo returns a directory and those above it, up to the given one.
 func upTo(top, dir string) []string {
 	dirs := []string{dir}
 	for dir != top && dir != "/" {
@@ -115,7 +114,6 @@ func upTo(top, dir string) []string {
 	return dirs
 }
 
-// unescape undoes the octal escapes of blanks and backslashes.
 func unescape(name string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(name)
 }

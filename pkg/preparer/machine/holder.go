@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// Holder returns the process that listens on a TCP address, or on its port at all addresses, with its name; zero: it
-// cannot be found. Only root sees the sockets of other users' processes.
+// Holder returns the pid and name of the process that listens on a TCP address, or on its port at all addresses. pid
+// is zero if it finds none. Only root sees the sockets of other users' processes.
 func Holder(fsys fs.FS, at netip.AddrPort) (pid int, name string) {
 	sockets, err := Sockets(fsys)
 	if err != nil {
 		return 0, ""
 	}
-	links := map[string]bool{} // what descriptors of the process point to
+	links := map[string]bool{} // link targets that the process's descriptors have
 	for _, s := range sockets {
 		if !s.UDP && s.Port == int(at.Port()) && (s.Addr.IsUnspecified() || s.Addr == at.Addr().Unmap()) {
 			links[fmt.Sprintf("socket:[%s]", s.Inode)] = true
@@ -31,10 +31,10 @@ func Holder(fsys fs.FS, at netip.AddrPort) (pid int, name string) {
 	}
 	for _, fd := range descriptors {
 		if link, err := fs.ReadLink(fsys, fd); err != nil || !links[link] {
-			continue // one that has ended holds nothing
+			continue // another descriptor, or the process has ended
 		}
 		of := path.Dir(path.Dir(fd))
-		pid, _ = strconv.Atoi(path.Base(of)) // digits
+		pid, _ = strconv.Atoi(path.Base(of)) // no error, because the pattern matches digits
 		text, _ := fs.ReadFile(fsys, of+"/comm")
 		return pid, strings.TrimSpace(string(text))
 	}

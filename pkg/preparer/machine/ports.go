@@ -14,20 +14,20 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/node"
 )
 
-// Socket is one that others cannot bind beside: a TCP socket that listens, or a bound UDP socket.
+// Socket is a TCP socket that listens, or a bound UDP socket. Other programs cannot use its port.
 type Socket struct {
 	UDP   bool
 	Addr  netip.Addr
 	Port  int
-	Inode string // its number, by which descriptors of processes name it
+	Inode string // inode number, which the descriptors of processes show
 }
 
-// Sockets returns those of the network namespace of this process.
+// Sockets returns the sockets in the network namespace of this process.
 func Sockets(fsys fs.FS) ([]Socket, error) {
 	var all []Socket
 	for _, name := range []string{"tcp", "tcp6", "udp", "udp6"} {
 		r := reader{fsys: fsys}
-		text := r.text("/proc/self/net/" + name) // tcp6 is missing where there is no IPv6
+		text := r.text("/proc/self/net/" + name) // without IPv6, tcp6 and udp6 are missing
 		if len(r.errs) > 0 {
 			return nil, fmt.Errorf("find the ports that are in use: %w", r.errs[0])
 		}
@@ -40,14 +40,14 @@ func Sockets(fsys fs.FS) ([]Socket, error) {
 	return all, nil
 }
 
-// States of sockets in these tables (proc_pid_net(5); TCP_LISTEN and TCP_CLOSE of the kernel's tcp_states.h). A bound UDP socket that is
-// connected has another one: it is a client's.
+// States of sockets in these tables (proc_pid_net(5); the kernel's tcp_states.h). A connected UDP socket has another
+// state, because it belongs to a client.
 const (
 	tcpListens = "0A"
 	udpBound   = "07"
 )
 
-// parseSockets reads one table: a header, then lines of number, local address, remote address, state and more, of which the tenth is the inode.
+// parseSockets parses a table as in proc_pid_net(5); the tenth field is the inode.
 func parseSockets(table string, udp bool) (found []Socket, err error) {
 	state := tcpListens
 	if udp {
@@ -77,7 +77,7 @@ func parseSockets(table string, udp bool) (found []Socket, err error) {
 	return found, nil
 }
 
-// parseAddr reads an address as the kernel prints it: words of four bytes, each as the machine has it in memory.
+// parseAddr parses words of four bytes, each in the machine's byte order.
 func parseAddr(text string) (netip.Addr, bool) {
 	data, err := hex.DecodeString(text)
 	if err != nil || len(data)%4 != 0 {
@@ -90,7 +90,7 @@ func parseAddr(text string) (netip.Addr, bool) {
 	return addr.Unmap(), ok
 }
 
-// Ephemeral returns the range from which the kernel gives numbers to those who ask for none (ip(7), ip_local_port_range).
+// Ephemeral returns the range of ports that the kernel chooses (ip(7), ip_local_port_range).
 func Ephemeral(fsys fs.FS) node.PortRange {
 	const name = "/proc/sys/net/ipv4/ip_local_port_range"
 	r := reader{fsys: fsys}
@@ -105,17 +105,17 @@ func Ephemeral(fsys fs.FS) node.PortRange {
 	return node.PortRange{Min: 32768, Max: 60999} // the kernel's default
 }
 
-// View is what decides which sockets are in the way of pods.
+// View has the facts that decide which sockets block ports of pods.
 type View struct {
-	Address   netip.Addr     // that pods listen on
-	Dynamic   node.PortRange // the range from which pods are given numbers
+	Address   netip.Addr     // on which pods listen
+	Dynamic   node.PortRange // the range for dynamic ports
 	Ephemeral node.PortRange
 }
 
-// InUse returns the numbers, sorted, that others than the node's pods have. Within the range for dynamic ports any socket counts that a pod could meet
-// there, but no ephemeral UDP number, which clients take and leave; elsewhere, where static ports are, what a TCP
-// listener of the pod would meet on the node's address, but no ephemeral number. Beyond node.MaxPortsInUse those of the
-// range stay.
+// InUse returns the sorted port numbers that processes other than the node's pods use. In the range for dynamic ports,
+// it has each socket that could block a pod. Outside, it has TCP listeners that could block a pod on the node's
+// address, but no ephemeral numbers. Ephemeral UDP numbers are left out, because clients use them only for a short
+// time. If there are more than node.MaxPortsInUse numbers, the numbers in the range have priority.
 func (v View) InUse(sockets []Socket, pods map[int]bool) []int {
 	var dynamic, static []int
 	for _, s := range sockets {
@@ -142,18 +142,21 @@ func distinct(ports []int) []int {
 	return slices.Compact(ports)
 }
 
-// LeaveAfter is how many looks in a row do not see a number before it leaves the list: each change is a write that all farms read.
+// LeaveAfter is how many looks in a row must miss a port number before it leaves the list. All farms read each change
+// of the list, so it must not change often.
 const LeaveAfter = 4
 
-// Steady makes one list of looks one after the other, such that sockets that come and go hardly change it. The zero value has seen nothing yet.
+// Steady makes one list from successive looks, which short-lived sockets rarely change. The zero value has no
+// numbers.
 type Steady struct {
 	looked bool
-	last   []int       // as the last look had it
-	listed map[int]int // by number, how many looks in a row have not seen it
+	last   []int       // the numbers of the last look
+	listed map[int]int // by number: how many looks in a row have missed it
 }
 
-// Look takes what a look has found, sorted, and returns the list, sorted. What the first look finds is listed at once, and later what two looks in a row
-// have found. It stays until LeaveAfter looks have not found it, or a pod of the node has it.
+// Look takes in the sorted numbers that a look has found, and returns the sorted list. The numbers of the first look
+// are added at once, later numbers when two looks in a row have found them. A number leaves when LeaveAfter looks in
+// a row have missed it, or when a pod of the node has it.
 func (s *Steady) Look(found []int, pods map[int]bool) []int {
 	listed := map[int]int{}
 	for _, port := range found {
@@ -164,7 +167,8 @@ func (s *Steady) Look(found []int, pods map[int]bool) []int {
 	}
 	for _, port := range slices.Sorted(maps.Keys(s.listed)) {
 		_, still := slices.BinarySearch(found, port)
-		if missed := s.listed[port] + 1; !still && !pods[port] && missed < LeaveAfter && len(listed) < node.MaxPortsInUse {
+		if missed := s.listed[port] + 1; !still && !pods[port] && missed < LeaveAfter &&
+			len(listed) < node.MaxPortsInUse {
 			listed[port] = missed
 		}
 	}

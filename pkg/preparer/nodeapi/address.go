@@ -15,28 +15,28 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/listen"
 )
 
-// Addresses that are none of the network.
+// Values of Config.Addr that are no network addresses.
 const (
 	Unix = "unix" // the socket in Config.Dir
-	Off  = "off"  // there is no API
+	Off  = "off"  // no API
 )
 
-// schemeUnix is that of a URL whose path is a socket.
 const schemeUnix = "unix"
 
-// The socket of a node's API is socketName in socketDir, which only the preparer's user can enter.
+// Only root and the preparer's user can enter the directory socketDir.
 const (
 	socketDir  = "api"
 	socketName = "socket"
 )
 
-// Check records what is wrong with the configuration.
+// Check adds mistakes in the configuration to errs.
 func (c Config) Check(errs *field.Errors) {
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		errs.Add("api-tls-cert", c.CertFile, "given together with --api-tls-key")
 	}
 	if c.Addr == Off || c.Addr == Unix {
-		const nothing = "nothing, unless --api-addr is an IP address and a port: a socket asks for no token, but who connects"
+		const nothing = "nothing, unless --api-addr is an IP address and a port: a socket asks for no token, but who " +
+			"connects"
 		if c.TokenFile != "" {
 			errs.Add("api-token-file", c.TokenFile, nothing)
 		}
@@ -51,25 +51,28 @@ func (c Config) Check(errs *field.Errors) {
 	}
 	switch {
 	case err != nil || net.ParseIP(host) == nil && host != "" && host != "localhost":
-		errs.Add("api-addr", c.Addr, `"unix", an IP address and a port such as "127.0.0.1:7462", port 0 for a free one, or "off"`)
+		errs.Add("api-addr", c.Addr,
+			`"unix", an IP address and a port such as "127.0.0.1:7462", port 0 for a free one, or "off"`)
 	case c.TokenFile == "":
-		errs.Add("api-addr", c.Addr, `"unix", unless --api-token-file names a file with a token that requests must bear`)
+		errs.Add("api-addr", c.Addr,
+			`"unix", unless --api-token-file names a file with a token that requests must bear`)
 	case !loopback(host) && c.CertFile == "":
-		errs.Add("api-addr", c.Addr, "a loopback address, unless --api-tls-cert and --api-tls-key keep the token secret")
+		errs.Add("api-addr", c.Addr,
+			"a loopback address, unless --api-tls-cert and --api-tls-key keep the token secret")
 	}
 }
 
-// Pushable says why farms cannot tell the node of its intents through this API, or nothing when they can.
+// Pushable returns why farms cannot push to the node through this API, or "" if they can.
 func (c Config) Pushable() string {
 	if c.Addr == Unix || c.Addr == Off || c.TokenFile == "" || c.CertFile == "" {
-		return "farms reach it by an address, a token and TLS: --api-addr HOST:PORT, --api-token-file, --api-tls-cert and --api-tls-key"
+		return "farms reach it by an address, a token and TLS: --api-addr HOST:PORT, --api-token-file, " +
+			"--api-tls-cert and --api-tls-key"
 	}
 	return ""
 }
 
 func loopback(host string) bool { return host == "localhost" || net.ParseIP(host).IsLoopback() }
 
-// open listens at the configured address.
 func (c Config) open(ctx context.Context) (net.Listener, error) {
 	if c.Addr != Unix {
 		return new(net.ListenConfig).Listen(ctx, "tcp", c.Addr)
@@ -94,7 +97,7 @@ func (c Config) open(ctx context.Context) (net.Listener, error) {
 
 func (c Config) socket() string { return filepath.Join(c.Dir, socketDir, socketName) }
 
-// URL returns where others reach the server, "" when it is off.
+// URL returns the URL of the server for clients, or "" if the server is off.
 func (s *Server) URL() string {
 	if s.listener == nil {
 		return ""
@@ -102,7 +105,7 @@ func (s *Server) URL() string {
 	if s.cfg.Addr == Unix {
 		return (&url.URL{Scheme: schemeUnix, Path: s.cfg.socket()}).String()
 	}
-	host, port, _ := net.SplitHostPort(s.listener.Addr().String()) // it is one of ours
+	host, port, _ := net.SplitHostPort(s.listener.Addr().String()) // valid, because it comes from the listener
 	if ip := net.ParseIP(host); ip.IsUnspecified() {
 		host = s.cfg.Advertise
 	}
@@ -113,22 +116,24 @@ func (s *Server) URL() string {
 	return (&url.URL{Scheme: scheme, Host: net.JoinHostPort(host, port)}).String()
 }
 
-// Target is where a node's API is, as the node's record says.
+// Target is the address of a node's API, from the node's record.
 type Target struct{ url *url.URL }
 
-// ParseTarget reads what Server.URL returned. Of sockets only those are taken that a preparer makes.
+// ParseTarget parses a URL from Server.URL. It accepts only paths of sockets that a preparer makes.
 func ParseTarget(text string) (Target, error) {
 	u, err := url.Parse(text)
 	isSocket := err == nil && u.Scheme == schemeUnix && u.Host == "" && filepath.Clean(u.Path) == u.Path &&
-		filepath.IsAbs(u.Path) && filepath.Base(u.Path) == socketName && filepath.Base(filepath.Dir(u.Path)) == socketDir
+		filepath.IsAbs(u.Path) && filepath.Base(u.Path) == socketName &&
+		filepath.Base(filepath.Dir(u.Path)) == socketDir
 	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
 	if !isSocket && !isHTTP {
-		return Target{}, fmt.Errorf("api: %q is not valid; allowed: a URL such as unix:///var/lib/rcfarm/preparer/api/socket or https://10.0.3.17:7462", text)
+		return Target{}, fmt.Errorf("api: %q is not valid; allowed: a URL such as "+
+			"unix:///var/lib/rcfarm/preparer/api/socket or https://10.0.3.17:7462", text)
 	}
 	return Target{u}, nil
 }
 
-// Socket returns the path of the socket, "" where the API is at an address.
+// Socket returns the path of the socket, or "".
 func (t Target) Socket() string {
 	if t.url.Scheme == schemeUnix {
 		return t.url.Path
@@ -136,34 +141,38 @@ func (t Target) Socket() string {
 	return ""
 }
 
-// Host returns the address, "" where the API is at a socket.
+// Host returns the host and port, or "" for a socket.
 func (t Target) Host() string { return t.url.Host }
 
-// Loopback reports whether the address is a loopback one: that of this machine, be it meant or not.
+// Loopback reports whether the host is a loopback address, which leads to the client's own machine.
 func (t Target) Loopback() bool { return loopback(t.url.Hostname()) }
 
-// Secure reports whether the address is one that only the node's certificate opens.
+// Secure reports whether connections use TLS.
 func (t Target) Secure() bool { return t.url.Scheme == "https" }
 
-// InClear reports whether a token would cross a network in clear.
+// InClear reports whether a token would be sent over a network without encryption.
 func (t Target) InClear() bool { return t.Host() != "" && t.url.Scheme != "https" && !t.Loopback() }
 
-// base is what the URLs of requests begin with.
 func (t Target) base() string {
 	if t.Socket() != "" {
-		return "http://socket" // which is not looked up
+		return "http://socket" // a placeholder for the host, which is not looked up
 	}
 	return t.url.Scheme + "://" + t.url.Host
 }
 
-// client returns what speaks to the node there. A certificate must name the node, whatever the address: whoever writes records
-// could point that of one node at another's machine.
+// client: for TLS, the certificate must have the node's name, not the host of the URL. Otherwise somebody who can write
+// a node's record could direct requests to another machine.
 func (t Target) client(node string, tlsConfig *tls.Config) *http.Client {
 	tlsConfig = tlsConfig.Clone()
 	tlsConfig.MinVersion, tlsConfig.ServerName = tls.VersionTLS12, node
 	transport := &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true}
 	if path := t.Socket(); path != "" {
-		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return listen.Dial(ctx, path) }
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return listen.Dial(ctx, path)
+		}
 	}
-	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 }

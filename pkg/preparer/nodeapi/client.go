@@ -18,21 +18,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// Client asks the API of one node.
+// Client is a client of one node's API.
 type Client struct {
 	node, token string
 	target      Target
 	http        *http.Client // without a time limit
 }
 
-// NewClient returns a client of a node's API. The token may be empty. Roots vouch for the node where it is asked by TLS; nil: the
-// system's.
+// NewClient accepts an empty token. roots verify the node's certificate; nil: the machine's certificates.
 func NewClient(node string, target Target, token string, roots *x509.CertPool) *Client {
 	return &Client{node: node, token: token, target: target, http: target.client(node, &tls.Config{RootCAs: roots})}
 }
 
-// ReadTokenOf reads the token of a node's API from a directory with a file for each node. It is one word, of what a preparer takes for a token
-// and a header can hold, also where it is not ASCII. The name may be from a record.
+// ReadTokenOf reads the token of a node's API from a directory with one file for each node. The token is one word
+// without control characters, because it is sent in an HTTP header. Only the last element of the node's name is used,
+// because the name can come from a record.
 func ReadTokenOf(dir, node string) (string, error) {
 	file := filepath.Join(dir, filepath.Base(node))
 	data, err := os.ReadFile(file)
@@ -46,7 +46,7 @@ func ReadTokenOf(dir, node string) (string, error) {
 	return token, nil
 }
 
-// Roots reads the certificates that are believed of nodes; no file means nil, which are the machine's.
+// Roots reads trusted certificates from a file in PEM. It returns nil, the machine's certificates, if file is empty.
 func Roots(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -62,34 +62,33 @@ func Roots(file string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// Node returns the node's name.
+// Node is the node's name.
 func (c *Client) Node() string { return c.node }
 
-// Target returns where its API is.
+// Target is the address of the node's API.
 func (c *Client) Target() Target { return c.target }
 
-// Errors that a caller may test for.
 var (
 	// ErrUnauthorized means that the token is missing or wrong.
 	ErrUnauthorized = errors.New("refused")
 	// ErrNotFound means that the node does not know the pod, the process or the log.
 	ErrNotFound = errors.New("not found")
-	// ErrOtherNode means that whoever listens there is not the node's preparer.
+	// ErrOtherNode means that another node's preparer listens at the address.
 	ErrOtherNode = errors.New("another node answers")
 )
 
-// Close gives idle connections up.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// LogOptions chooses among a pod's logs.
+// LogOptions selects logs of a pod, and the part to read.
 type LogOptions struct {
-	Process  string // empty: all
-	Tail     int    // lines; negative: all
+	Process  string // empty: all processes
+	Tail     int    // number of last lines; negative: all lines
 	Follow   bool
-	Previous bool // of the start before the last
+	Previous bool // the output of the previous start
 }
 
-// Logs returns the logs of a pod. Whoever asked closes them.
+// Logs returns the logs of a pod. The caller closes them.
 func (c *Client) Logs(ctx context.Context, id pod.Identity, o LogOptions) (io.ReadCloser, error) {
 	q := url.Values{}
 	if o.Process != "" {
@@ -107,8 +106,11 @@ func (c *Client) Logs(ctx context.Context, id pod.Identity, o LogOptions) (io.Re
 	return c.ask(ctx, http.MethodGet, id, "logs", q, nil)
 }
 
-// Exec runs a command in a pod and returns how it ended. It is ended when ctx is. A nil stdin is empty.
-func (c *Client) Exec(ctx context.Context, id pod.Identity, process string, argv []string, stdin io.Reader, stdout, stderr io.Writer) (Ended, error) {
+// Exec runs a command in a pod. When ctx ends, the node kills the command. If stdin is nil, the command's input is
+// empty.
+func (c *Client) Exec(ctx context.Context, id pod.Identity, process string, argv []string, stdin io.Reader, stdout,
+	stderr io.Writer,
+) (Ended, error) {
 	q := url.Values{paramArg: argv}
 	if process != "" {
 		q.Set(paramProcess, process)
@@ -116,7 +118,7 @@ func (c *Client) Exec(ctx context.Context, id pod.Identity, process string, argv
 	var body io.Reader
 	if stdin != nil {
 		q.Set(paramStdin, "1")
-		pipe, feed := io.Pipe() // a read of stdin may wait for ever, and must not hold up what has ended
+		pipe, feed := io.Pipe() // a read of stdin can block for ever, and must not delay the return
 		go func() {
 			_, err := io.Copy(feed, stdin)
 			_ = feed.CloseWithError(err)
@@ -138,13 +140,16 @@ func (c *Client) Exec(ctx context.Context, id pod.Identity, process string, argv
 	return ended, err
 }
 
-// wellKnown are the errors behind statuses.
 var wellKnown = map[int]error{
-	http.StatusUnauthorized: ErrUnauthorized, http.StatusNotFound: ErrNotFound, http.StatusMisdirectedRequest: ErrOtherNode,
+	http.StatusUnauthorized:       ErrUnauthorized,
+	http.StatusNotFound:           ErrNotFound,
+	http.StatusMisdirectedRequest: ErrOtherNode,
 }
 
-// ask asks about a pod. Whoever asked closes what comes back.
-func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what string, q url.Values, body io.Reader) (io.ReadCloser, error) {
+// ask sends a request about a pod. The caller closes the answer.
+func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what string, q url.Values,
+	body io.Reader,
+) (io.ReadCloser, error) {
 	parts := []string{"", "v1", "nodes", c.node, "pods", id.RCID, id.Role, strconv.Itoa(id.Index), what}
 	for i, part := range parts {
 		parts[i] = url.PathEscape(part)
@@ -157,7 +162,7 @@ func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what s
 		return resp.Body, nil
 	}
 	defer func() { _ = resp.Body.Close() }()
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the status says enough
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // on an error, the status is enough
 	why := strings.TrimSpace(string(text))
 	if known := wellKnown[resp.StatusCode]; known != nil {
 		return nil, fmt.Errorf("%w: %s", known, why)
@@ -165,14 +170,14 @@ func (c *Client) ask(ctx context.Context, method string, id pod.Identity, what s
 	return nil, fmt.Errorf("the preparer of node %s: %s", c.node, why)
 }
 
-// send sends a request for an escaped path.
+// send needs an escaped path.
 func (c *Client) send(ctx context.Context, method, path string, q url.Values, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.target.base()+path+"?"+q.Encode(), body)
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set(askHeader, "1")
-	if path == scale.Path { // all others send what a command reads, or nothing
+	if path == scale.Path { // other requests have a command's input or no body
 		req.Header.Set("Content-Type", "application/json")
 	}
 	if c.token != "" {

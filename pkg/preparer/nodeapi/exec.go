@@ -17,10 +17,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// aliveEvery is how often a client is told that its command still runs, and found out that has gone.
+// aliveEvery is how often the server sends frameAlive while a command runs. If this write fails, the client is gone.
 const aliveEvery = 5 * time.Second
 
-// Names of the parameters of requests.
 const (
 	paramProcess  = "process"
 	paramTail     = "tail"
@@ -30,7 +29,6 @@ const (
 	paramStdin    = "stdin"
 )
 
-// exec runs a command in a pod. The body of the request is its stdin.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 	q := r.URL.Query()
 	argv := q[paramArg]
@@ -64,58 +62,63 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 		stdin = r.Body
 	}
 	ended := s.run(ctx, cancel, command, stdin, out, func() {
-		_ = answer.SetReadDeadline(time.Unix(1, 0)) // whoever waits for more input is done
+		_ = answer.SetReadDeadline(time.Unix(1, 0)) // ends a read of stdin that waits for more input
 	})
 	log.WithField(obs.Reason, ended.String()).Info("command in a pod ended")
 }
 
-// notUTF8 reports whether a text would arrive changed: a command gets to its guard as JSON.
+// notUTF8: such a text would change on its way, because the command is sent to its guard as JSON.
 func notUTF8(text string) bool { return !utf8.ValidString(text) }
 
-// run runs the command with its streams connected, and tells the client how it ended. noInput ends a read of stdin.
-func (s *Server) run(ctx context.Context, cancel func(), command runtime.Command, stdin io.Reader, out *frames, noInput func()) Ended {
+// run sends to the client how the command ended. noInput ends a read of stdin.
+func (s *Server) run(ctx context.Context, cancel func(), command runtime.Command, stdin io.Reader, out *frames,
+	noInput func(),
+) Ended {
 	var in, feed *os.File
 	if stdin != nil {
 		var err error
 		if in, feed, err = os.Pipe(); err != nil {
 			ended := Ended{Code: -1, Error: fmt.Sprintf("make a pipe: %v", err)}
-			_ = out.end(ended) // who has gone is not told
+			_ = out.end(ended) // fails if the client is gone
 			return ended
 		}
 	}
 	var input, alive sync.WaitGroup
-	done := make(chan struct{}) // closed when nothing of the command is left
+	done := make(chan struct{}) // closed when no process of the command is left
 	if stdin != nil {
 		input.Go(func() {
 			var gone *goneError
 			if _, err := io.Copy(feed, reader{stdin}); errors.As(err, &gone) {
 				cancel()
-				<-done // what is cut off must not look like the end
+				<-done // because a lost input must not look like the end of the input
 			}
 			_ = feed.Close()
-			_, _ = io.Copy(io.Discard, stdin) // closing a connection with unread input on it could cost the client the answer
+			// If the connection is closed with unread input, the client may lose the answer.
+			_, _ = io.Copy(io.Discard, stdin)
 		})
 	}
 	alive.Go(func() { keepAlive(out, done, cancel) })
-	exit, err := command(ctx, runtime.Streams{Input: in, Output: stream{out, frameStdout, cancel}, Errors: stream{out, frameStderr, cancel}})
-	_ = in.Close() // one that is nil says so
+	exit, err := command(ctx,
+		runtime.Streams{Input: in, Output: stream{out, frameStdout, cancel}, Errors: stream{out, frameStderr, cancel}})
+	_ = in.Close() // if in is nil, this returns an error
 	close(done)
 	alive.Wait()
 	ended := Ended{Code: exit.Code, Signal: exit.Signal}
 	if err != nil {
 		ended = failed(err)
 	}
-	_ = out.end(ended) // who has gone is not told
+	_ = out.end(ended) // fails if the client is gone
 	late := time.AfterFunc(endLimit, noInput)
 	defer late.Stop()
-	input.Wait() // a client that has been told sends no more
+	input.Wait() // the client stops sending when it has the frameEnd
 	return ended
 }
 
-// goneError is a read of the request's body that failed, as opposed to a write to a program that does not read.
+// goneError means that a read of the request's body failed. A failed write to a program that does not read its input is
+// another error.
 type goneError struct{ error }
 
-func (e *goneError) Unwrap() error { return e.error }
+func (g *goneError) Unwrap() error { return g.error }
 
 type reader struct{ r io.Reader }
 

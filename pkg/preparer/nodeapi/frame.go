@@ -11,32 +11,32 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// The kinds of frames in the answer to a command: one byte, then the length of what follows as four bytes in network
-// order.
+// The kinds of frames in the response to a command. A frame is one byte, the length of the data as four bytes in
+// network order, and the data.
 const (
-	frameAlive  byte = 0 // nothing; tells a server whose client is gone
+	frameAlive  byte = 0 // no data; a failed write shows the server that the client is gone
 	frameStdout byte = 1
 	frameStderr byte = 2
-	frameEnd    byte = 3 // an Ended as JSON, the last one
+	frameEnd    byte = 3 // an Ended as JSON; the last frame
 )
 
-// maxFrame bounds what follows, in bytes.
+// maxFrame is in bytes.
 const maxFrame = 64 << 10
 
-// The statuses of a command that was not started, as shells have them.
+// The exit codes of shells for a command that was not started.
 const (
-	NotStarted = 126 // the program is there, or may be, and could not be executed
-	NoProgram  = 127 // there is no such program
+	NotStarted = 126 // the program exists, or may exist, and could not be executed
+	NoProgram  = 127 // no file has the program's name
 )
 
 // Ended is how a command ended.
 type Ended struct {
-	Code   int    `json:"code"`             // exit status; -1 when a signal ended it; with an Error: NotStarted, NoProgram, or -1
+	// Code is the exit status; -1 if a signal ended the command; with an Error: NotStarted, NoProgram, or -1.
+	Code   int    `json:"code"`
 	Signal string `json:"signal,omitempty"` // such as SIGKILL
-	Error  string `json:"error,omitempty"`  // why it was not run, or not to its end
+	Error  string `json:"error,omitempty"`  // why the command did not run, or did not run to its end
 }
 
-// failed returns the end of a command that the runtime did not run, or not to its end.
 func failed(err error) Ended {
 	ended := Ended{Code: -1, Error: err.Error()}
 	switch {
@@ -48,7 +48,7 @@ func failed(err error) Ended {
 	return ended
 }
 
-// String says in words how it ended.
+// String says how the command ended.
 func (e Ended) String() string {
 	if e.Error != "" {
 		return e.Error
@@ -58,7 +58,7 @@ func (e Ended) String() string {
 
 var errFrame = errors.New("the answer is not what this version understands")
 
-// frames writes frames, one at a time, and sees that each goes out at once.
+// frames writes frames one at a time, and flushes after each write.
 type frames struct {
 	mu    sync.Mutex
 	to    io.Writer
@@ -79,7 +79,7 @@ func (f *frames) write(kind byte, data []byte) error {
 	return f.flush()
 }
 
-// stream is one kind of frames as a writer. When nobody takes them any more, it ends the command.
+// stream writes one kind of frames. A failed write ends the command by cancel.
 type stream struct {
 	*frames
 	kind   byte
@@ -105,7 +105,6 @@ func (f *frames) end(e Ended) error {
 	return f.write(frameEnd, data)
 }
 
-// readFrames hands on what a command writes until it has ended.
 func readFrames(from io.Reader, stdout, stderr io.Writer) (Ended, error) {
 	var head [5]byte
 	for {

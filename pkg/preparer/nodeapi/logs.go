@@ -12,17 +12,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
-// MaxLine is how many bytes of a line are handed on at once: a longer one comes in pieces.
+// MaxLine is the longest piece of a line, in bytes.
 const MaxLine = 64 << 10
 
-// followEvery is how often a log that is followed is looked at.
 const followEvery = 200 * time.Millisecond
 
-// errNoPrevious is what is told of a log without a start that found something written. Starts that found nothing leave no note.
 var errNoPrevious = errors.New("nothing was written before its last start, or the log does not go back so far")
 
-// marks returns where the last two starts of the program are noted: each where its output begins, and where that of the
-// start before ends. A start that finds nothing written is not noted.
+// marks returns the last two marks in the log, and their number. Each start of the program writes a mark, unless the
+// log is empty then.
 func (s *span) marks() (last, before mark, count int, err error) {
 	err = s.lines(0, s.size, func(at int64, line []byte) {
 		if rest, marked := logfile.CutMark(line); marked {
@@ -33,10 +31,11 @@ func (s *span) marks() (last, before mark, count int, err error) {
 	return last, before, count, err
 }
 
-// mark is where the output of one start ends and that of the next begins.
+// mark has the offsets at which the output of one run ends, and the output of the next run begins.
 type mark struct{ ends, begins int64 }
 
-// EachLine calls visit for each line, its end included, until that returns an error. A line that is too long comes in pieces.
+// EachLine calls visit for each line with its line break, or for each piece of a line longer than MaxLine, until visit
+// returns an error.
 func EachLine(from io.Reader, visit func(line []byte) error) error {
 	r := bufio.NewReaderSize(from, MaxLine)
 	for {
@@ -55,7 +54,7 @@ func EachLine(from io.Reader, visit func(line []byte) error) error {
 	}
 }
 
-// lines calls visit for each line, with where it begins.
+// lines also passes the offset where the line begins.
 func (s *span) lines(from, to int64, visit func(at int64, line []byte)) error {
 	return EachLine(s.section(from, to), func(line []byte) error {
 		visit(from, line)
@@ -64,7 +63,6 @@ func (s *span) lines(from, to int64, visit func(at int64, line []byte)) error {
 	})
 }
 
-// part returns which part of the span is asked for.
 func (s *span) part(previous bool, tail int) (from, to int64, err error) {
 	to = s.size
 	if previous {
@@ -80,9 +78,9 @@ func (s *span) part(previous bool, tail int) (from, to int64, err error) {
 	if tail < 0 {
 		return from, to, nil
 	}
-	begins := make([]int64, 0, min(tail, 1000)) // of the last lines
+	begins := make([]int64, 0, min(tail, 1000)) // offsets of the last lines
 	next := 0
-	whole := true // the last line seen has an end
+	whole := true // the last piece has a line break
 	err = s.lines(from, to, func(at int64, line []byte) {
 		_, marked := logfile.CutMark(line)
 		if continued := !whole; !continued && !marked && tail > 0 {
@@ -104,15 +102,15 @@ func (s *span) part(previous bool, tail int) (from, to int64, err error) {
 	return from, to, err
 }
 
-// printer writes lines of one log, without the notes of starts.
+// printer writes the lines of one log, without the marks.
 type printer struct {
 	to     io.Writer
-	prefix string // of each line
-	held   []byte // the beginning of a line
-	middle bool   // the beginning of the line has been written
+	prefix string // written before each line
+	held   []byte // read, and not written yet
+	middle bool   // the beginning of the line was written already
 }
 
-// copy writes what the reader gives. A line without an end is held until its end comes, or flush is called.
+// copy holds a last line without a line break, until its end is read or flush is called.
 func (p *printer) copy(from io.Reader) error {
 	return EachLine(from, func(line []byte) error {
 		p.held = append(p.held, line...)
@@ -123,7 +121,6 @@ func (p *printer) copy(from io.Reader) error {
 	})
 }
 
-// print writes what is held.
 func (p *printer) print() error {
 	line, marked := logfile.CutMark(p.held)
 	defer func() { p.held = p.held[:0] }()
@@ -143,7 +140,6 @@ func (p *printer) print() error {
 	return err
 }
 
-// flush writes a line that has no end yet.
 func (p *printer) flush() error {
 	if len(p.held) == 0 {
 		return nil
@@ -151,14 +147,14 @@ func (p *printer) flush() error {
 	return p.print()
 }
 
-// tail follows one log over its rotations.
+// tail reads one log, also while it is rotated.
 type tail struct {
 	path    string
 	printer printer
-	next    place // of what was not read yet
+	next    place // of the first unread byte
 }
 
-// begin prints the part of the log that is asked for, and remembers where it ended.
+// begin prints the requested part of the log.
 func (t *tail) begin(previous bool, lines int) error {
 	s, err := openSpan(t.path)
 	if err != nil {
@@ -175,7 +171,7 @@ func (t *tail) begin(previous bool, lines int) error {
 	return err
 }
 
-// more prints what was added, over rotations.
+// more prints text that was added since, even if the log was rotated.
 func (t *tail) more() error {
 	s, err := openSpan(t.path)
 	if err != nil {
@@ -188,7 +184,7 @@ func (t *tail) more() error {
 	return err
 }
 
-// follow prints what is added to the logs until ctx ends, or nothing writes to them any more.
+// follow returns when ctx ends, or when no process can write to the logs any more.
 func follow(ctx context.Context, tails []*tail, more func() bool, flush func() error) error {
 	for {
 		last := !more()

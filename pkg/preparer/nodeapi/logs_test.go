@@ -16,7 +16,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
-// program writes a log as a supervised program does.
+// program writes a log like a supervised program.
 type program struct {
 	path string
 	f    *os.File
@@ -44,7 +44,7 @@ func (p *program) write(tb failer, text string) {
 
 func (p *program) start() { logfile.MarkStart(p.f, time.Now()) }
 
-// rotate rotates the log whatever its size, so that nothing is left out.
+// rotate rotates small logs too, and drops no text.
 func (p *program) rotate(tb failer) {
 	s, err := openSpan(p.path)
 	if err != nil {
@@ -60,7 +60,6 @@ func (p *program) rotate(tb failer) {
 
 type failer interface{ Fatal(args ...any) }
 
-// show returns a part of the log.
 func (p *program) show(previous bool, lines int) (string, error) {
 	var out bytes.Buffer
 	t := &tail{path: p.path, printer: printer{to: &out}}
@@ -75,9 +74,10 @@ func TestParts(t *testing.T) {
 		t.Errorf("an empty log: %q, %v", text, err)
 	}
 	p.start()
-	p.start() // one that finds nothing written is not noted
+	p.start() // a start with an empty log writes no mark
 	p.write(t, "a1\na2\nunfinished")
-	if _, err := p.show(true, -1); !errors.Is(err, errNoPrevious) || !strings.HasPrefix(err.Error(), "nothing was written before its last start") {
+	if _, err := p.show(true, -1); !errors.Is(err, errNoPrevious) ||
+		!strings.HasPrefix(err.Error(), "nothing was written before its last start") {
 		t.Errorf("started twice, and nothing written before the second time: %v", err)
 	}
 	p.start()
@@ -142,7 +142,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 	}
 }
 
-// Whatever is written, and however often it is rotated between two looks, a follower sees all of it once and in order.
+// A follower sees each line once and in order, for any text and any rotations between two looks.
 func TestFollowMissesNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -165,12 +165,12 @@ func TestFollowMissesNothing(t *testing.T) {
 			case 2:
 				p.rotate(rt)
 				if _, err := os.Lstat(rotatedPath(p.path, 3)); err == nil && !begun {
-					begun = true // before the oldest goes
+					begun = true // before the oldest file is deleted
 					if err := tl.begin(false, -1); err != nil {
 						rt.Fatal(err)
 					}
 				}
-				if begun { // no more rotations between two looks than there are files
+				if begun { // so that there are not more rotations between two looks than files
 					catchUp(rt, tl)
 				}
 			case 3:
@@ -207,7 +207,7 @@ func catchUp(rt *rapid.T, t *tail) {
 	}
 }
 
-// Two rotations between two looks.
+// A follower misses no line over several rotations between two looks.
 func TestFollowOverSeveralRotations(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
@@ -229,7 +229,6 @@ func TestFollowOverSeveralRotations(t *testing.T) {
 	if err != nil || out.String() != all {
 		t.Errorf("followed %q, the log holds %q (%v)", out.String(), all, err)
 	}
-	// Cut by somebody else, without a copy.
 	if err := os.Truncate(p.path, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -239,11 +238,11 @@ func TestFollowOverSeveralRotations(t *testing.T) {
 	}
 }
 
-// A log is followed, and read whole, while it is written and rotated as fast as can be, and made shorter once.
+// A log can be followed and read while it is written and rotated without a pause, and shortened once.
 func TestFollowUnderFire(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
-	if err := os.Truncate(p.path, 62<<20); err != nil { // as if that had been rotated out of it
+	if err := os.Truncate(p.path, 62<<20); err != nil { // as if so much text was rotated out
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
@@ -254,7 +253,7 @@ func TestFollowUnderFire(t *testing.T) {
 	const lines, limit, keep = 400_000, 256 << 10, 60
 	written := make(chan struct{})
 	var others sync.WaitGroup
-	others.Go(func() { // as the supervisor does, without a pause
+	others.Go(func() { // does the same as the supervisor, but without a pause
 		for last := false; !last; {
 			select {
 			case <-written:
@@ -307,8 +306,8 @@ func TestFollowUnderFire(t *testing.T) {
 	}
 }
 
-// What is followed is not rotated for long, and then more is in the log than what is kept: a follower that has seen it
-// sees none of it again.
+// A log that was not rotated for long can have more text than rotated files may keep. After its rotation, a follower
+// that has read the text does not read it again.
 func TestFollowWhatIsNotKept(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
@@ -345,7 +344,7 @@ func TestFollowWhatIsNotKept(t *testing.T) {
 	}
 }
 
-// consecutive fails the test unless each line is there once, and in order. It returns how many there are.
+// consecutive needs each line once and in order, and counts them.
 func consecutive(t *testing.T, text string) (n int) {
 	t.Helper()
 	for line := range strings.Lines(text) {

@@ -1,6 +1,6 @@
-// Package nodeapi serves logs of a node's pods, and commands in them, over HTTP; Client is the other side. Whoever may
-// use it may do what the pods may do, so it listens on a socket, for root and the preparer's own user, unless it is given an address
-// and a token to ask for (ADR 15).
+// Package nodeapi serves logs of a node's pods, commands in pods, and scale requests over HTTP. A user of the API can
+// do everything that the pods can do. So by default only root and the preparer's own user can connect. Others need a
+// configured address and a token (ADR 15).
 package nodeapi
 
 import (
@@ -28,49 +28,49 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// DefaultStreams is how many requests about pods are served at once. Logs may be followed and commands may run for days, so that scale requests, which end
-// by themselves, have places of their own.
+// DefaultStreams is how many requests about pods are served at the same time. Such requests can last for days, so scale
+// requests have their own limit.
 const DefaultStreams = 32
 
-const maxScales = 8 // scale requests that are served at once
+const maxScales = 8 // scale requests that are served at the same time
 
-// minToken is how long a token must be, in characters.
+// minToken is in bytes.
 const minToken = 16
 
-// Limits of the server. There is none on how long an answer takes: a log may be followed for days, by those who may.
+// The time of an answer is not limited, because a client can follow a log for days.
 const (
-	spareConns     = 96              // open at once, besides those of requests that are served
-	refusalLimit   = 5 * time.Second // for a refusal to be taken
+	spareConns     = 256             // open connections, besides those whose requests are served
+	refusalLimit   = 5 * time.Second // how long the client may take to read a refusal
 	headerTimeout  = 10 * time.Second
 	idleTimeout    = time.Minute // of a connection between two requests
 	maxHeaderBytes = 256 << 10
-	endLimit       = time.Second // how long requests under way may take when the preparer ends
+	endLimit       = time.Second // for requests under way when the preparer ends
 )
 
-// askHeader must be in every request. A page in a browser cannot send it to another site without being allowed to.
+// askHeader must be in every request about a pod. Pages in a browser cannot send it to another site without permission.
 const askHeader = "Rcfarm-Api"
 
-// Pods is what the server asks of the preparer.
+// Pods is the part of the preparer that the server needs.
 type Pods interface {
-	// LogFiles returns the log file of every process that a pod has or had on this node, by the process's name, and whether
-	// anything may still be written to them.
+	// LogFiles returns a pod's log files by the names of its present and former processes. more: the pod may still
+	// write to them.
 	LogFiles(id pod.Identity) (files map[string]string, more bool)
-	// Command returns what runs a command as one of the pod's processes is run; an empty name means its first.
+	// Command returns a function that runs a command beside a process of the pod; "": the first one.
 	Command(id pod.Identity, process string, argv []string) (runtime.Command, error)
-	// Scale takes a request. Its errors are those of package scale, or about the node itself.
+	// Scale carries out a request. It returns an error of package scale, or an error about the node itself.
 	Scale(ctx context.Context, r scale.Request) (scale.Response, error)
 }
 
 // Config is what New needs.
 type Config struct {
 	Node      string
-	Addr      string // Unix, host:port, port 0 for a free one, or Off
-	Dir       string // that the socket is made in
-	Advertise string // host that others reach this one by, where Addr names none
-	TokenFile string // holds the token that requests must bear; with an address, and only then
-	CertFile  string // with KeyFile: TLS; needed beyond loopback
+	Addr      string // Unix, Off, or host:port; with port 0, a free port is taken
+	Dir       string // for the socket
+	Advertise string // host by which clients reach this node, if Addr has no host
+	TokenFile string // file with the token that requests must have; only for host:port, and required there
+	CertFile  string // with KeyFile: certificate for TLS; required unless host is loopback
 	KeyFile   string
-	Streams   int // requests about pods served at once; zero: DefaultStreams
+	Streams   int // requests about pods served at the same time; zero: DefaultStreams
 	Log       obs.Logger
 }
 
@@ -78,12 +78,13 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	pods     Pods
-	listener net.Listener  // nil when it is off
-	slots    chan struct{} // of requests about pods
-	scales   chan struct{} // of scale requests
+	listener net.Listener  // nil if the server is off
+	slots    chan struct{} // tokens of requests about pods
+	scales   chan struct{} // tokens of scale requests
 }
 
-// New opens the address, so that a mistake shows at the start. Run serves it, Close gives it up.
+// New listens at the address, so that a wrong configuration is an error at the start. If Run is not called, Close
+// closes the listener.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	var errs field.Errors
 	cfg.Check(&errs)
@@ -114,14 +115,14 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Close gives the address up. It is for a server that Run was never called on, and harmless otherwise.
+// Close closes the listener of a server whose Run was not called. After Run it does nothing.
 func (s *Server) Close() {
 	if s.listener != nil {
-		_ = s.listener.Close() // a second closing is no news; a socket that stays is replaced by the next
+		_ = s.listener.Close() // errors do not matter, because the next preparer replaces the socket
 	}
 }
 
-// Run serves until ctx ends and returns when no request is under way any more.
+// Run serves requests until ctx ends, and returns when no request is under way any more.
 func (s *Server) Run(ctx context.Context, pods Pods) error {
 	if s.listener == nil {
 		<-ctx.Done()
@@ -129,17 +130,21 @@ func (s *Server) Run(ctx context.Context, pods Pods) error {
 	}
 	s.pods = pods
 	srv := &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		Handler: s.handler(), MaxHeaderBytes: maxHeaderBytes,
+		ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx }, ConnContext: listen.Context,
 	}
 	limited := listen.Limit(s.listener, s.cfg.Streams+maxScales+spareConns)
 	s.cfg.Log.WithField(obs.Address, s.URL()).Info("node API listens")
 	if s.cfg.CertFile != "" {
-		// Read anew for each connection: certificates are renewed while the preparer runs.
-		srv.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
-			return &pair, err
-		}}
+		// Read for each connection, because certificates are renewed while the preparer runs.
+		srv.TLSConfig = &tls.Config{
+			MinVersion: tls.VersionTLS12,
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+				pair, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
+				return &pair, err
+			},
+		}
 	}
 	if err := listen.Serve(ctx, srv, limited, endLimit); err != nil {
 		return fmt.Errorf("node API: %w", err)
@@ -156,7 +161,6 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// forPod lets those requests through that may be made and that mean a pod.
 func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Identity)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get(askHeader) == "" {
@@ -169,7 +173,8 @@ func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Ident
 		}
 		index, err := strconv.Atoi(r.PathValue("index"))
 		if err != nil || index < 0 {
-			refuse(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")), http.StatusBadRequest)
+			refuse(w, fmt.Sprintf("index: %q is not valid; allowed: a number, zero or more", r.PathValue("index")),
+				http.StatusBadRequest)
 			return
 		}
 		over, why := s.slot(r, s.slots)
@@ -182,31 +187,31 @@ func (s *Server) forPod(serve func(http.ResponseWriter, *http.Request, pod.Ident
 	}
 }
 
-// slot makes a request one of those of its kind that are served, until over is called, or says why not.
+// slot takes a slot until over is called. If no slot is free, it returns why.
 func (s *Server) slot(r *http.Request, slots chan struct{}) (over func(), why string) {
 	select {
 	case slots <- struct{}{}:
 	default:
-		return nil, fmt.Sprintf("the preparer of %s serves %d requests already; try again later", s.cfg.Node, cap(slots))
+		return nil, fmt.Sprintf("the preparer of %s serves %d requests already; try again later",
+			s.cfg.Node, cap(slots))
 	}
 	served := listen.Serving(r.Context())
 	return func() { served(); <-slots }, ""
 }
 
-// refuse says why a request is not served.
 func refuse(w http.ResponseWriter, why string, status int) {
 	hangUp(w)
 	http.Error(w, why, status)
 }
 
-// hangUp has done with a connection once a refusal was taken.
+// hangUp closes the connection after the client has read a refusal.
 func hangUp(w http.ResponseWriter) {
 	answer, end := http.NewResponseController(w), time.Now().Add(refusalLimit)
-	_ = errors.Join(answer.SetReadDeadline(end), answer.SetWriteDeadline(end)) // it makes room for another in any case
+	_ = errors.Join(answer.SetReadDeadline(end), answer.SetWriteDeadline(end)) // then it is closed in any case
 	w.Header().Set("Connection", "close")
 }
 
-// known returns why a request is refused: it bears no token, or is for another node.
+// known returns why a request is refused, or "".
 func (s *Server) known(r *http.Request, node string) (status int, why string) {
 	if s.cfg.TokenFile != "" {
 		want, err := readToken(s.cfg.TokenFile)
@@ -215,19 +220,20 @@ func (s *Server) known(r *http.Request, node string) (status int, why string) {
 			return http.StatusServiceUnavailable, "the preparer cannot read its token; its log says why"
 		}
 		got, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		// Of equal lengths, whatever was sent.
+		// The sums have equal lengths, so the time of the comparison does not depend on the token.
 		wantSum, gotSum := sha256.Sum256([]byte(want)), sha256.Sum256([]byte(got))
 		if subtle.ConstantTimeCompare(wantSum[:], gotSum[:]) != 1 || !bearer {
 			return http.StatusUnauthorized, "the token is missing or wrong"
 		}
 	}
 	if node != s.cfg.Node {
-		return http.StatusMisdirectedRequest, fmt.Sprintf("this is the preparer of node %s, not of %s", s.cfg.Node, node)
+		return http.StatusMisdirectedRequest, fmt.Sprintf("this is the preparer of node %s, not of %s", s.cfg.Node,
+			node)
 	}
 	return 0, ""
 }
 
-// readToken reads it anew each time, so that it can be changed.
+// readToken is called for each request, so that the token can be changed.
 func readToken(file string) (string, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -240,14 +246,14 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// logs streams the logs of a pod's processes.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 	q := r.URL.Query()
 	lines := -1
 	if text := q.Get(paramTail); text != "" {
 		var err error
 		if lines, err = strconv.Atoi(text); err != nil || lines < 0 {
-			http.Error(w, fmt.Sprintf("tail: %q is not valid; allowed: a number of lines, zero or more", text), http.StatusBadRequest)
+			http.Error(w, fmt.Sprintf("tail: %q is not valid; allowed: a number of lines, zero or more", text),
+				http.StatusBadRequest)
 			return
 		}
 	}
@@ -281,12 +287,12 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 			return
 		}
 		if err != nil {
-			panic(http.ErrAbortHandler) // so that the client does not take it for the end
+			panic(http.ErrAbortHandler) // aborts the connection, so that the client sees an error
 		}
 		printed = true
 	}
 	if following {
-		_ = http.NewResponseController(w).Flush() // the headers: it may take long until something is written
+		_ = http.NewResponseController(w).Flush() // sends the headers now, because the first output may come late
 		more := func() bool {
 			_, more := s.pods.LogFiles(id)
 			return more
@@ -295,10 +301,10 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, id pod.Identity) {
 			panic(http.ErrAbortHandler)
 		}
 	}
-	_ = flush() // who has gone reads no more
+	_ = flush() // fails if the client is gone
 }
 
-// tailsOf chooses among a pod's processes. Lines are told apart where there are several.
+// tailsOf returns the logs of the named process, or of all. With several logs, each line gets the process's name.
 func tailsOf(files map[string]string, process string) (tails []*tail, status int, why string) {
 	names := slices.Sorted(maps.Keys(files))
 	if len(names) == 0 {
@@ -307,11 +313,13 @@ func tailsOf(files map[string]string, process string) (tails []*tail, status int
 	if process != "" {
 		path, ok := files[process]
 		if !ok {
-			return nil, http.StatusNotFound, fmt.Sprintf("process: %q is not valid; allowed: %s", process, strings.Join(names, ", "))
+			return nil, http.StatusNotFound, fmt.Sprintf("process: %q is not valid; allowed: %s", process,
+				strings.Join(names, ", "))
 		}
 		return []*tail{{path: path}}, 0, ""
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "_") }) // of the node's own
+	// Logs whose names begin with '_' are written by the node.
+	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "_") })
 	for _, name := range names {
 		t := &tail{path: files[name]}
 		if len(names) > 1 {

@@ -45,7 +45,6 @@ func TestMain(m *testing.M) {
 
 var webPod = pod.Identity{RCID: "rc1", Role: "main", Index: 2}
 
-// pods is one pod.
 type pods struct {
 	dir string
 
@@ -54,7 +53,7 @@ type pods struct {
 	ended bool
 
 	asked  []scale.Request
-	scaled error // what becomes of the next
+	scaled error // the result of the next request
 }
 
 func (p *pods) LogFiles(id pod.Identity) (map[string]string, bool) {
@@ -71,7 +70,8 @@ func (p *pods) Command(id pod.Identity, process string, argv []string) (runtime.
 		return nil, fmt.Errorf("pod %s has no process that runs on this node", id)
 	}
 	return func(ctx context.Context, streams runtime.Streams) (runtime.Exit, error) {
-		return oneshot.Run(ctx, oneshot.Command{Argv: argv, Env: []string{"PATH=/usr/bin:/bin", "WHO=web"}, Dir: p.dir, Streams: streams})
+		return oneshot.Run(ctx,
+			oneshot.Command{Argv: argv, Env: []string{"PATH=/usr/bin:/bin", "WHO=web"}, Dir: p.dir, Streams: streams})
 	}, nil
 }
 
@@ -82,7 +82,6 @@ func (p *pods) Scale(_ context.Context, r scale.Request) (scale.Response, error)
 	return scale.Response{Success: true, Service: r.Service, Replicas: r.Replicas}, p.scaled
 }
 
-// node is a server with one pod.
 type node struct {
 	*Server
 	pods   *pods
@@ -96,7 +95,7 @@ func newNode(t *testing.T, change func(*Config)) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "api") // short: a socket lives below it
+	dir, err := os.MkdirTemp("", "api") // a short name, because a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +112,10 @@ func newNode(t *testing.T, change func(*Config)) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{Server: s, pods: &pods{dir: t.TempDir(), files: map[string]string{}}, client: NewClient("n1", target, "", nil)}
+	n := &node{
+		Server: s, pods: &pods{dir: t.TempDir(), files: map[string]string{}},
+		client: NewClient("n1", target, "", nil),
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -140,7 +142,8 @@ func TestExec(t *testing.T) {
 	if err != nil || ended != (Ended{Code: 7}) || out != "web\n"+n.pods.dir+"\n" || errs != "trouble\n" {
 		t.Errorf("%+v, %q, %q, %v", ended, out, errs, err)
 	}
-	if ended, _, _, err := n.sh(t.Context(), nil, "kill -TERM $$"); err != nil || ended != (Ended{Code: -1, Signal: "SIGTERM"}) {
+	if ended, _, _, err := n.sh(t.Context(), nil, "kill -TERM $$"); err != nil ||
+		ended != (Ended{Code: -1, Signal: "SIGTERM"}) {
 		t.Errorf("%+v, %v", ended, err)
 	}
 	big := strings.Repeat("0123456789abcdef", 1<<16)
@@ -148,7 +151,6 @@ func TestExec(t *testing.T) {
 	if err != nil || ended != (Ended{}) || out != big {
 		t.Errorf("%+v, %d bytes, %v; want %d bytes", ended, len(out), err, len(big))
 	}
-	// A program that does not read what it is given.
 	if ended, _, _, err = n.sh(t.Context(), strings.NewReader(big), "exit 3"); err != nil || ended != (Ended{Code: 3}) {
 		t.Errorf("%+v, %v", ended, err)
 	}
@@ -164,20 +166,22 @@ func TestExec(t *testing.T) {
 	if err != nil || ended.Error == "" || ended.Code != -1 {
 		t.Errorf("refused by the runtime: %+v, %v", ended, err)
 	}
-	// JSON, by which a command gets to its guard, would replace such bytes without a word.
+	// The guard gets commands as JSON, which would silently replace such bytes.
 	_, err = n.client.Exec(t.Context(), webPod, "", []string{"/bin/echo", "caf\xe9"}, nil, io.Discard, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), `arg: "caf\xe9" is not valid; allowed: UTF-8`) {
 		t.Errorf("an argument that is not UTF-8: %v", err)
 	}
-	if _, err = n.client.Exec(t.Context(), pod.Identity{RCID: "rc1", Role: "main"}, "", []string{"/bin/true"}, nil, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "has no process") {
+	if _, err = n.client.Exec(t.Context(), pod.Identity{RCID: "rc1", Role: "main"}, "", []string{"/bin/true"}, nil,
+		io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "has no process") {
 		t.Errorf("another pod: %v", err)
 	}
-	if _, err = n.client.Exec(t.Context(), webPod, "", nil, nil, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "arg: missing") {
+	if _, err = n.client.Exec(t.Context(), webPod, "", nil, nil, io.Discard, io.Discard); err == nil ||
+		!strings.Contains(err.Error(), "arg: missing") {
 		t.Errorf("no command: %v", err)
 	}
 }
 
-// A conversation: the program answers before its input has ended.
+// A program can answer before its input has ended.
 func TestExecInteractive(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -185,7 +189,8 @@ func TestExecInteractive(t *testing.T) {
 	outR, outW := io.Pipe()
 	done := make(chan Ended, 1)
 	go func() {
-		ended, err := n.client.Exec(t.Context(), webPod, "web", []string{"/bin/sh", "-c", "while read line; do echo got $line; done"}, inR, outW, io.Discard)
+		ended, err := n.client.Exec(t.Context(), webPod, "web",
+			[]string{"/bin/sh", "-c", "while read line; do echo got $line; done"}, inR, outW, io.Discard)
 		if err != nil {
 			t.Error(err)
 		}
@@ -205,8 +210,9 @@ func TestExecInteractive(t *testing.T) {
 	}
 }
 
-// family is a program with a child in a session of its own; both write down their pids.
-const family = "setsid sh -c 'echo $$ >child; exec sleep 1000' & while ! [ -s child ]; do :; done; echo $$ >self.new; mv self.new self; "
+// family has a child in another session. Both write their pids to files.
+const family = "setsid sh -c 'echo $$ >child; exec sleep 1000' & while ! [ -s child ]; do :; done; echo $$ " +
+	">self.new; mv self.new self; "
 
 func (n *node) awaitFamily(t *testing.T) []int {
 	t.Helper()
@@ -241,12 +247,12 @@ func mustEnd(t *testing.T, pids []int) {
 	})
 }
 
-// When the client goes away, whatever it does just then, nothing of its command is left.
+// If the client goes away, its whole command ends, in any state.
 func TestExecEndsWithItsClient(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		script string
-		stdin  string // is written, and then left open; empty: there is none
+		stdin  string // written, and then left open; empty: no stdin
 	}{
 		"waits":              {"wait", ""},
 		"waits for input":    {"cat; echo >finished", "some"},
@@ -266,7 +272,8 @@ func TestExecEndsWithItsClient(t *testing.T) {
 			}
 			done := make(chan error, 1)
 			go func() {
-				_, err := n.client.Exec(ctx, webPod, "", []string{"/bin/sh", "-c", family + test.script}, stdin, io.Discard, io.Discard)
+				_, err := n.client.Exec(ctx, webPod, "", []string{"/bin/sh", "-c", family + test.script}, stdin,
+					io.Discard, io.Discard)
 				done <- err
 			}()
 			pids := n.awaitFamily(t)
@@ -282,7 +289,7 @@ func TestExecEndsWithItsClient(t *testing.T) {
 	}
 }
 
-// When the preparer ends, so do its commands; its clients do not take that for the end of what they asked for.
+// When the preparer ends, its commands end, and clients get an error.
 func TestServerEnds(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -316,7 +323,7 @@ func TestServerEnds(t *testing.T) {
 	mustEnd(t, pids)
 }
 
-// A client that does not read holds up its own program, and nobody else.
+// A client that does not read delays only its own command.
 func TestSlowClients(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(c *Config) { c.Streams = 2 })
@@ -332,11 +339,12 @@ func TestSlowClients(t *testing.T) {
 		t.Errorf("beside a slow client: %+v, %q, %v", ended, out, err)
 	}
 	var second io.ReadCloser
-	consultest.Eventually(t, patience, func() error { // the command's place is free just after it has ended
+	consultest.Eventually(t, patience, func() error { // the slot becomes free shortly after the command has ended
 		second, err = n.client.Logs(t.Context(), webPod, LogOptions{Tail: -1})
 		return err
 	})
-	if _, err := n.client.Logs(t.Context(), webPod, LogOptions{Tail: 1}); err == nil || !strings.Contains(err.Error(), "serves 2 requests already") {
+	if _, err := n.client.Logs(t.Context(), webPod, LogOptions{Tail: 1}); err == nil ||
+		!strings.Contains(err.Error(), "serves 2 requests already") {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	if _, err := n.client.Scale(t.Context(), scale.New("web", 0)); err != nil {
@@ -366,7 +374,8 @@ func (n *node) logText(t *testing.T, o LogOptions) (string, error) {
 func TestLogs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	if _, err := n.logText(t, LogOptions{Tail: -1}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "no logs on this node") {
+	if _, err := n.logText(t, LogOptions{Tail: -1}); !errors.Is(err, ErrNotFound) ||
+		!strings.Contains(err.Error(), "no logs on this node") {
 		t.Errorf("no logs: %v", err)
 	}
 	web, side, hooks := newProgram(t), newProgram(t), newProgram(t)
@@ -383,17 +392,20 @@ func TestLogs(t *testing.T) {
 			t.Errorf("%+v: %q (%v), want %q", o, got, err, want)
 		}
 	}
-	if _, err := n.logText(t, LogOptions{Tail: -1, Process: "other"}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), `"other" is not valid; allowed: _hooks, web`) {
+	if _, err := n.logText(t, LogOptions{Tail: -1, Process: "other"}); !errors.Is(err, ErrNotFound) ||
+		!strings.Contains(err.Error(), `"other" is not valid; allowed: _hooks, web`) {
 		t.Errorf("another process: %v", err)
 	}
-	if _, err := n.logText(t, LogOptions{Tail: -1, Previous: true}); err == nil || !strings.Contains(err.Error(), errNoPrevious.Error()) {
+	if _, err := n.logText(t, LogOptions{Tail: -1, Previous: true}); err == nil ||
+		!strings.Contains(err.Error(), errNoPrevious.Error()) {
 		t.Errorf("no previous: %v", err)
 	}
 	n.pods.files["side"] = side.path
 	side.write(t, "s1\n")
 	side.start()
 	side.write(t, "s2\n")
-	if got, err := n.logText(t, LogOptions{Tail: 2}); err != nil || got != "[side] s1\n[side] s2\n[web] two\n[web] three" {
+	if got, err := n.logText(t, LogOptions{Tail: 2}); err != nil ||
+		got != "[side] s1\n[side] s2\n[web] two\n[web] three" {
 		t.Errorf("of two processes: %q, %v", got, err)
 	}
 	if got, err := n.logText(t, LogOptions{Tail: -1, Previous: true}); err != nil || got != "[side] s1\n" {
@@ -401,7 +413,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// Whole lines come as they are written, over a rotation, until nothing writes any more.
+// A following client gets each complete line, also during a rotation, until no process can write to the log.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -421,7 +433,7 @@ func TestFollow(t *testing.T) {
 		}
 	}
 	b.write(t, "b1\n")
-	expect("[b] b1\n") // nothing of a, whose last line is not whole
+	expect("[b] b1\n") // no text of a, because its last line is not complete
 	a.write(t, "f\n")
 	a.rotate(t)
 	a.write(t, "new\n")
@@ -437,7 +449,7 @@ func TestFollow(t *testing.T) {
 
 const goodToken = "0123456789abcdef"
 
-// newTokenNode is a node whose API is at an address; its token is goodToken until another one is written.
+// newTokenNode has a network address, and goodToken until the test writes another.
 func newTokenNode(t *testing.T, change func(*Config)) (n *node, write func(token string)) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
@@ -457,7 +469,7 @@ func newTokenNode(t *testing.T, change func(*Config)) (n *node, write func(token
 	return n, write
 }
 
-// By default the API is at a socket that only the preparer's own user and root can reach.
+// By default only the preparer's user and root can use the API's socket.
 func TestSocket(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -472,7 +484,7 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-// Whoever opens connections, or asks without the token, keeps nobody from reading logs and running commands.
+// Clients without the token, even with many connections, do not keep others from logs and commands.
 func TestUnderSiege(t *testing.T) {
 	t.Parallel()
 	n, _ := newTokenNode(t, nil)
@@ -491,7 +503,8 @@ func TestUnderSiege(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		head := "POST /v1/nodes/n1/pods/rc1/main/2/exec?arg=/bin/true HTTP/1.1\r\nHost: x\r\n" + askHeader + ": 1\r\nContent-Length: 100000\r\n"
+		head := "POST /v1/nodes/n1/pods/rc1/main/2/exec?arg=/bin/true HTTP/1.1\r\nHost: x\r\n" + askHeader +
+			": 1\r\nContent-Length: 100000\r\n"
 		if _, err := io.WriteString(c, []string{"", head, head + "\r\nnot all of it"}[i%3]); err != nil {
 			t.Fatal(err)
 		}
@@ -515,8 +528,8 @@ func TestUnderSiege(t *testing.T) {
 	}
 }
 
-// A refusal is the end of its connection, also where not all of the request was said.
-func TestRefusedAreNotKept(t *testing.T) {
+// A refusal closes its connection, even after an incomplete request.
+func TestARefusalClosesItsConnection(t *testing.T) {
 	t.Parallel()
 	n, _ := newTokenNode(t, nil)
 	c, err := net.Dial("tcp", n.client.Target().Host())
@@ -524,7 +537,8 @@ func TestRefusedAreNotKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_, err = fmt.Fprintf(c, "POST /v1/nodes/n1/pods/rc1/main/2/exec?arg=/bin/true HTTP/1.1\r\nHost: x\r\n%s: 1\r\nContent-Length: 100000\r\n\r\nx", askHeader)
+	_, err = fmt.Fprintf(c, "POST /v1/nodes/n1/pods/rc1/main/2/exec?arg=/bin/true HTTP/1.1\r\nHost: x\r\n%s: "+
+		"1\r\nContent-Length: 100000\r\n\r\nx", askHeader)
 	if err == nil {
 		err = c.SetReadDeadline(time.Now().Add(patience))
 	}
@@ -536,22 +550,23 @@ func TestRefusedAreNotKept(t *testing.T) {
 	}
 }
 
-// What cannot be served is not told to try again later.
+// If a request can never be served, the answer is not "try again later", even if all slots are taken.
 func TestABadIndexNeedsNoSlot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(c *Config) { c.Streams = 1 })
-	n.slots <- struct{}{} // somebody is served
+	n.slots <- struct{}{} // takes the only slot
 	bad := webPod
 	for index, want := range map[int]string{-1: `index: "-1" is not valid`, webPod.Index: "serves 1 requests already"} {
 		bad.Index = index
-		if _, err := n.client.Logs(t.Context(), bad, LogOptions{Tail: -1}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := n.client.Logs(t.Context(), bad, LogOptions{Tail: -1}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("index %d: %v; want %q", index, err, want)
 		}
 	}
 	<-n.slots
 }
 
-func TestWhoMayAsk(t *testing.T) {
+func TestOnlyAuthorizedRequestsAreServed(t *testing.T) {
 	t.Parallel()
 	n, write := newTokenNode(t, nil)
 	p := newProgram(t)
@@ -570,7 +585,7 @@ func TestWhoMayAsk(t *testing.T) {
 	if got, err := n.logText(t, LogOptions{Tail: -1}); err != nil || got != "x\n" {
 		t.Errorf("%q, %v", got, err)
 	}
-	write("another-token-1234") // changed while it runs
+	write("another-token-1234") // changed while the server runs
 	if _, err := n.logText(t, LogOptions{Tail: -1}); !errors.Is(err, ErrUnauthorized) {
 		t.Errorf("the old token: %v", err)
 	}
@@ -579,7 +594,8 @@ func TestWhoMayAsk(t *testing.T) {
 		t.Errorf("the new token: %v", err)
 	}
 	write("short")
-	if _, err := n.logText(t, LogOptions{Tail: -1}); err == nil || !strings.Contains(err.Error(), "cannot read its token") {
+	if _, err := n.logText(t, LogOptions{Tail: -1}); err == nil ||
+		!strings.Contains(err.Error(), "cannot read its token") {
 		t.Errorf("a token that is none: %v", err)
 	}
 	write("another-token-1234")
@@ -588,7 +604,8 @@ func TestWhoMayAsk(t *testing.T) {
 		t.Errorf("another node: %v", err)
 	}
 	// A page in a browser cannot send the header.
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.URL()+"/v1/nodes/n1/pods/rc1/main/2/exec?arg=/bin/true", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		n.URL()+"/v1/nodes/n1/pods/rc1/main/2/exec?arg=/bin/true", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -612,9 +629,10 @@ func TestTLS(t *testing.T) {
 		t.Errorf("URL %s", n.URL())
 	}
 	target := n.client.Target()
-	for node, roots := range map[string]*x509.CertPool{"n1": nil, "n2": pool} { // an unknown authority, another node
+	for node, roots := range map[string]*x509.CertPool{"n1": nil, "n2": pool} { // unknown authority, another node
 		c := NewClient(node, target, goodToken, roots)
-		if _, err := c.Logs(t.Context(), webPod, LogOptions{}); err == nil || !strings.Contains(err.Error(), "certificate") {
+		if _, err := c.Logs(t.Context(), webPod, LogOptions{}); err == nil ||
+			!strings.Contains(err.Error(), "certificate") {
 			t.Errorf("asking for %s: %v", node, err)
 		}
 	}
@@ -629,14 +647,17 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// certify makes a certificate that names a node, the key of it, and what vouches for it.
+// certify returns the files of a certificate with a node's name, and a pool that trusts it.
 func certify(t *testing.T, name string) (cert, key string, pool *x509.CertPool) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), DNSNames: []string{name},
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	if err != nil {
 		t.Fatal(err)
@@ -647,7 +668,10 @@ func certify(t *testing.T, name string) (cert, key string, pool *x509.CertPool) 
 	}
 	dir := t.TempDir()
 	cert, key, pool = filepath.Join(dir, "cert"), filepath.Join(dir, "key"), x509.NewCertPool()
-	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: keyDER}} {
+	for file, block := range map[string]*pem.Block{
+		cert: {Type: "CERTIFICATE", Bytes: der},
+		key:  {Type: "PRIVATE KEY", Bytes: keyDER},
+	} {
 		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -664,11 +688,14 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		cfg  Config
-		want string // empty: fine
+		want string // empty: no mistake
 	}{
 		{Config{Addr: Off}, ""},
 		{Config{Addr: Unix}, ""},
-		{Config{Addr: Unix, TokenFile: "t"}, `api-token-file: "t" is not valid; allowed: nothing, unless --api-addr is`},
+		{
+			Config{Addr: Unix, TokenFile: "t"},
+			`api-token-file: "t" is not valid; allowed: nothing, unless --api-addr is`,
+		},
 		{Config{Addr: Unix, CertFile: "c", KeyFile: "k"}, `api-tls-cert: "c" is not valid; allowed: nothing, unless`},
 		{Config{Addr: "127.0.0.1:0", TokenFile: "t"}, ""},
 		{Config{Addr: "[::1]:7462", TokenFile: "t"}, ""},
@@ -676,7 +703,10 @@ func TestConfig(t *testing.T) {
 		{Config{Addr: "0.0.0.0:7462", TokenFile: "t", CertFile: "c", KeyFile: "k"}, ""},
 		{Config{Addr: ":7462", TokenFile: "t", CertFile: "c", KeyFile: "k"}, ""},
 		{Config{Addr: "127.0.0.1:0"}, `api-addr: "127.0.0.1:0" is not valid; allowed: "unix", unless --api-token-file`},
-		{Config{Addr: "0.0.0.0:7462", TokenFile: "t"}, `api-addr: "0.0.0.0:7462" is not valid; allowed: a loopback address, unless --api-tls-cert`},
+		{
+			Config{Addr: "0.0.0.0:7462", TokenFile: "t"},
+			`api-addr: "0.0.0.0:7462" is not valid; allowed: a loopback address, unless --api-tls-cert`,
+		},
 		{Config{Addr: ":7462", TokenFile: "t"}, "a loopback address, unless"},
 		{Config{Addr: "10.0.0.1:7462", TokenFile: "t"}, "a loopback address, unless"},
 		{Config{Addr: "example.org:7462", TokenFile: "t"}, `such as "127.0.0.1:7462"`},
@@ -715,7 +745,8 @@ func TestConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer busy.Close()
-	if _, err := New(t.Context(), Config{Addr: busy.Addr().String(), TokenFile: good}); err == nil || !strings.Contains(err.Error(), "name another with --api-addr") {
+	if _, err := New(t.Context(), Config{Addr: busy.Addr().String(), TokenFile: good}); err == nil ||
+		!strings.Contains(err.Error(), "name another with --api-addr") {
 		t.Errorf("a port in use: %v", err)
 	}
 	off, err := New(t.Context(), Config{Addr: Off})

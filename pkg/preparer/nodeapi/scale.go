@@ -16,13 +16,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// scaleLimit is how long the body of a scale request may take to come.
+// scaleLimit is how long the body of a scale request may take to arrive.
 const scaleLimit = 30 * time.Second
 
-// paramNode names the node that a scale request is for; another one refuses it.
+// paramNode has the node for which a scale request is. Another node refuses it.
 const paramNode = "node"
 
-// scaleStatus are the statuses of what may become of a scale request.
 var scaleStatus = []struct {
 	err    error
 	status int
@@ -33,8 +32,8 @@ var scaleStatus = []struct {
 	{scale.ErrUnavailable, http.StatusServiceUnavailable},
 }
 
-// scale takes a request for the node's share of a service. Programs of others send it, which know nothing but the wire: it needs no header of ours, since no page in a
-// browser reaches a socket, or has the token that an address asks for.
+// scale needs no askHeader, because other programs know only the published format. Pages in browsers are no danger:
+// they cannot reach a socket and do not have the token.
 func (s *Server) scale(w http.ResponseWriter, r *http.Request) {
 	status, why := s.known(r, cmp.Or(r.URL.Query().Get(paramNode), s.cfg.Node))
 	if why != "" {
@@ -47,7 +46,7 @@ func (s *Server) scale(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer over()
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(scaleLimit)) // else it takes as long as it takes
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(scaleLimit)) // if this fails, there is no limit
 	req, err := scale.Decode(r.Body)
 	if err != nil {
 		answerScale(w, scale.Response{Service: req.Service, Message: err.Error()}, http.StatusBadRequest)
@@ -67,30 +66,30 @@ func (s *Server) scale(w http.ResponseWriter, r *http.Request) {
 	answerScale(w, answer, status)
 }
 
-// answerScale writes an answer. One that refuses has done with its connection, of which the body may not have been read.
+// answerScale closes the connection after a failure, because the body may not have been read.
 func answerScale(w http.ResponseWriter, answer scale.Response, status int) {
 	data, err := json.Marshal(answer)
 	if err != nil {
-		data, status = []byte("{}"), http.StatusInternalServerError // cannot be: it is made of plain fields
+		data, status = []byte("{}"), http.StatusInternalServerError // impossible: it has plain fields only
 	}
 	if status != http.StatusOK {
 		hangUp(w)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(data, '\n')) // who has gone reads no answer
+	_, _ = w.Write(append(data, '\n')) // fails if the client is gone
 }
 
-// RefusedError is a scale request that was not carried out.
+// RefusedError means that the node refused a scale request.
 type RefusedError struct {
-	Status int // of HTTP
+	Status int // HTTP status
 	Answer scale.Response
 }
 
-// Error says what the node says.
-func (e *RefusedError) Error() string { return e.Answer.Message }
+// Error returns the node's message.
+func (r *RefusedError) Error() string { return r.Answer.Message }
 
-// Scale sends a scale request. It returns *RefusedError where the node answers that it was not carried out.
+// Scale sends a scale request. A refusal is a *RefusedError.
 func (c *Client) Scale(ctx context.Context, r scale.Request) (scale.Response, error) {
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -106,7 +105,7 @@ func (c *Client) Scale(ctx context.Context, r scale.Request) (scale.Response, er
 		return scale.Response{}, fmt.Errorf("read the answer: %w", err)
 	}
 	var answer scale.Response
-	if err := json.Unmarshal(text, &answer); err != nil { // an older preparer answers in its own words
+	if err := json.Unmarshal(text, &answer); err != nil { // a preparer of an earlier version answers with plain text
 		answer = scale.Response{Service: r.Service, Message: strings.TrimSpace(string(text))}
 	}
 	switch status := resp.StatusCode; status {

@@ -20,11 +20,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// over makes a client of the node's socket that sends nothing by itself.
+// over adds no headers of Client.
 func over(n *node) *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", n.cfg.socket())
-	}}}
+	return &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", n.cfg.socket())
+		},
+	}}
 }
 
 func post(t *testing.T, client *http.Client, url, body string, header http.Header) (int, scale.Response) {
@@ -46,7 +49,8 @@ func post(t *testing.T, client *http.Client, url, body string, header http.Heade
 	return resp.StatusCode, answer
 }
 
-// A program that knows the wire alone gets a status for each end that a request may come to. What is refused before it is understood reaches nobody.
+// Each outcome has an HTTP status, for programs that know only the published format. Invalid requests do not reach the
+// preparer.
 func TestScaleStatuses(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -64,11 +68,17 @@ func TestScaleStatuses(t *testing.T) {
 		{body: `{"service":"web","replicas":3`, status: 400, message: "cut off"},
 		{body: `{"service":"Web"}`, status: 400, message: "service: "},
 		{body: `{"service":"` + strings.Repeat("w", scale.MaxBytes) + `"}`, status: 400, message: "longer than"},
-		{body: `{"service":"web"}`, becomes: fmt.Errorf("%w: spec", scale.ErrInvalid), status: 400, message: "spec", reaches: true},
+		{
+			body: `{"service":"web"}`, becomes: fmt.Errorf("%w: spec", scale.ErrInvalid), status: 400,
+			message: "spec", reaches: true,
+		},
 		{body: `{"service":"web"}`, becomes: scale.ErrUnknownService, status: 404, message: "unknown", reaches: true},
 		{body: `{"service":"web"}`, becomes: scale.ErrConflict, status: 409, reaches: true},
 		{body: `{"service":"web"}`, becomes: scale.ErrUnavailable, status: 503, reaches: true},
-		{body: `{"service":"web"}`, becomes: errors.New("the disk is full"), status: 500, message: "the disk is full", reaches: true},
+		{
+			body: `{"service":"web"}`, becomes: errors.New("the disk is full"), status: 500,
+			message: "the disk is full", reaches: true,
+		},
 	} {
 		n.pods.mu.Lock()
 		n.pods.scaled, n.pods.asked = c.becomes, nil
@@ -77,14 +87,15 @@ func TestScaleStatuses(t *testing.T) {
 		n.pods.mu.Lock()
 		asked := len(n.pods.asked)
 		n.pods.mu.Unlock()
-		if status != c.status || answer.Success != (status == 200) || !strings.Contains(answer.Message, c.message) || asked == 1 != c.reaches {
+		if status != c.status || answer.Success != (status == 200) || !strings.Contains(answer.Message, c.message) ||
+			asked == 1 != c.reaches {
 			t.Errorf("%.60s%s: %d, %+v, reached %d times", c.body, c.query, status, answer, asked)
 		}
 	}
 }
 
-// Whoever stands between a client and a preparer may look at what a request says it is.
-func TestScaleSaysWhatItSends(t *testing.T) {
+// A proxy may check a client's content type.
+func TestScaleSendsItsContentType(t *testing.T) {
 	t.Parallel()
 	kinds := make(chan string, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -106,7 +117,7 @@ func TestScaleSaysWhatItSends(t *testing.T) {
 	}
 }
 
-// So many scale requests are served at once; one more is told to come again.
+// More than maxScales scale requests at a time are refused, and can be tried again.
 func TestScalesAtOnceAreBounded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -125,7 +136,8 @@ func TestScalesAtOnceAreBounded(t *testing.T) {
 		return nil
 	})
 	var refused *RefusedError
-	if _, err := n.client.Scale(t.Context(), scale.New("web", 1)); !errors.As(err, &refused) || refused.Status != http.StatusTooManyRequests {
+	if _, err := n.client.Scale(t.Context(), scale.New("web", 1)); !errors.As(err, &refused) ||
+		refused.Status != http.StatusTooManyRequests {
 		t.Errorf("one more: %v", err)
 	}
 	n.pods.mu.Unlock()
@@ -145,7 +157,8 @@ func TestScaleClient(t *testing.T) {
 	n.pods.scaled = scale.ErrConflict
 	n.pods.mu.Unlock()
 	var refused *RefusedError
-	if answer, err := n.client.Scale(t.Context(), want); !errors.As(err, &refused) || refused.Status != http.StatusConflict || answer.Success || answer.Replicas != 2 {
+	if answer, err := n.client.Scale(t.Context(), want); !errors.As(err, &refused) ||
+		refused.Status != http.StatusConflict || answer.Success || answer.Replicas != 2 {
 		t.Errorf("%+v, %v", answer, err)
 	}
 	other := NewClient("n2", n.client.Target(), "", nil)
@@ -155,7 +168,7 @@ func TestScaleClient(t *testing.T) {
 	}
 }
 
-// With an address, the token is asked for, whatever else a request has.
+// With a network address, each request needs the token.
 func TestScaleToken(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
@@ -166,7 +179,8 @@ func TestScaleToken(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Addr, c.TokenFile = "127.0.0.1:0", file })
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for header, want := range map[string]int{"": 401, "Bearer " + token[1:]: 401, token: 401, "Bearer " + token: 200} {
-		if status, answer := post(t, client, n.URL()+scale.Path, `{"service":"web"}`, http.Header{"Authorization": {header}}); status != want || answer.Success != (want == 200) {
+		if status, answer := post(t, client, n.URL()+scale.Path, `{"service":"web"}`,
+			http.Header{"Authorization": {header}}); status != want || answer.Success != (want == 200) {
 			t.Errorf("%q: %d, %+v", header, status, answer)
 		}
 	}
@@ -175,7 +189,7 @@ func TestScaleToken(t *testing.T) {
 	}
 }
 
-// A connection that breaks in the middle of a body has changed nothing, and neither has one that says how much it will send and sends less.
+// A body that is cut off, or shorter than announced, changes nothing.
 func TestScaleCutOff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -184,7 +198,8 @@ func TestScaleCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := `{"service":"web","replicas":0}`
-	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", scale.Path, len(body)+10, body)
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", scale.Path,
+		len(body)+10, body)
 	if err == nil {
 		err = conn.(*net.UnixConn).CloseWrite()
 	}

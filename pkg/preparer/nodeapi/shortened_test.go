@@ -15,10 +15,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
-// farAlong is what was rotated out of a log in these tests, nearly so much that a rotation makes it shorter by itself.
+// farAlong is a little less than the size from which a rotation shortens the log by itself.
 const farAlong = 63 << 20
 
-// longRotated returns a log that so much was rotated out of.
+// longRotated has rotated farAlong bytes out.
 func longRotated(t *testing.T) *program {
 	t.Helper()
 	p := newProgram(t)
@@ -28,7 +28,6 @@ func longRotated(t *testing.T) *program {
 	return p
 }
 
-// lines writes numbered lines, and returns the number that is next.
 func (p *program) lines(t *testing.T, from, n int) (next int) {
 	t.Helper()
 	var text bytes.Buffer
@@ -39,7 +38,7 @@ func (p *program) lines(t *testing.T, from, n int) (next int) {
 	return from + n
 }
 
-// content returns where in its file a log begins, and what is in it.
+// content returns where the log's text begins, and the text.
 func (p *program) content(t *testing.T) (begin int64, text []byte) {
 	t.Helper()
 	f, info, err := openLog(p.path)
@@ -56,8 +55,8 @@ func (p *program) content(t *testing.T) (begin int64, text []byte) {
 	return begin, text
 }
 
-// moveOut does what a rotation does before its end: what is in the log is in a copy that has no number yet, whose name
-// it returns, and in the log is a hole.
+// moveOut does the middle of a rotation: it copies the text to a file without a number, whose name it returns, and
+// makes a hole in the log.
 func (p *program) moveOut(t *testing.T) (pending string) {
 	t.Helper()
 	begin, text := p.content(t)
@@ -74,8 +73,7 @@ func (p *program) moveOut(t *testing.T) (pending string) {
 	return pending
 }
 
-// shorten does what a rotation does at its end, on any file system: it takes away most of the hole that the log begins
-// with.
+// shorten does a rotation's last step on any file system: it removes most of the hole at the log's beginning.
 func (p *program) shorten(t *testing.T) {
 	t.Helper()
 	begin, text := p.content(t)
@@ -85,7 +83,7 @@ func (p *program) shorten(t *testing.T) {
 	p.write(t, string(text))
 }
 
-// doAt has something done at one step of a look at a log, and reports whether there was such a step.
+// doAt calls do at one step of look, and reports whether look has so many steps.
 func doAt(step int, do, look func()) (done bool) {
 	defer func() { between = func() {} }()
 	between = func() {
@@ -98,9 +96,8 @@ func doAt(step int, do, look func()) (done bool) {
 	return done
 }
 
-// The last that a rotation does is to make a log shorter. What is in it has other offsets then, and no rotated file
-// tells of that. Between any two steps of a look: who follows the log does not go back, and who reads it sees all of
-// it.
+// A rotation's last step shortens the log: the same text is at other offsets, and no new file shows it. If this happens
+// between any steps of one reading, a follower reads no text twice, and a reader gets the whole text.
 func TestReadWhileTheLogIsMadeShorter(t *testing.T) {
 	for name, look := range map[string]func(*tail) error{
 		"follow": func(t *tail) error { return t.more() },
@@ -118,7 +115,7 @@ func TestReadWhileTheLogIsMadeShorter(t *testing.T) {
 				t.Fatal(err)
 			}
 			pending := p.moveOut(t)
-			next = p.lines(t, next, 200) // which a follower must not take for what is in the copy
+			next = p.lines(t, next, 200) // a follower must not confuse these lines with the text in the copy
 			var err error
 			done = doAt(step, func() {
 				if err := logfile.Shift(pending, p.path, 3); err != nil {
@@ -140,7 +137,7 @@ func TestReadWhileTheLogIsMadeShorter(t *testing.T) {
 	}
 }
 
-// Where no holes can be punched a log is cut behind each copy, and is followed all the same.
+// Without holes in the file system, logs are truncated after each copy, and can still be followed.
 func TestFollowWithoutHoles(t *testing.T) {
 	disktest.Run(t, 1<<20, func(t *testing.T, disk string) {
 		ram := filepath.Join(disk, "ram")
@@ -172,8 +169,7 @@ func TestFollowWithoutHoles(t *testing.T) {
 	})
 }
 
-// A program may make holes in its log and cut it, again and again. That ends a look at it, which takes no time for
-// ever.
+// Reading a log in which a program makes holes, and which it truncates, again and again, ends with an error.
 func TestReadOfARestlessLog(t *testing.T) {
 	p := newProgram(t)
 	p.lines(t, 0, 10)

@@ -16,21 +16,21 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
-// maxRotated bounds the rotated files of one log that are read.
 const maxRotated = 1000
 
-// span is the content of a log and of its rotated files at one moment, as if it were one file.
+// span presents a log and its rotated files, as they are at one moment, as one file.
 type span struct {
 	path   string
 	pieces []piece // the oldest first
 	ids    []fileID
-	begins []int64 // where each file begins, and the log behind them
-	size   int64   // of all
-	newer  fileID  // of the newest rotated file
+	begins []int64 // where each rotated file begins in the span, then where the log begins
+	size   int64   // of the span
+	newer  fileID  // id of the newest rotated file
 
-	log      *os.File // the log itself, nil where there is none
-	logBegin int64    // in its file: where the log begins
-	hole     int64    // in its file: where the hole ended that it began with when it was opened
+	log      *os.File // the log itself; nil if it does not exist
+	logBegin int64    // offset in the log's file where its text begins
+	// hole is where the hole at the beginning of the log's file ended when the file was opened.
+	hole int64
 
 	files    []*os.File
 	sections []*section
@@ -41,26 +41,22 @@ type piece struct {
 	file  *os.File
 	at    logfile.Part // in the file
 	begin int64        // in the span
-	live  bool         // of the log itself, out of which it may be rotated
+	live  bool         // the piece is in the log itself, and may be rotated out
 }
 
-// end is where a piece ends in the span.
 func (p piece) end() int64 { return p.begin + p.at.End - p.at.From }
 
-// live is where the log itself begins.
 func (s *span) live() int64 { return s.begins[len(s.begins)-1] }
 
-// place is one in the log, by which it is found again whatever was rotated out of that, and where the log was made
-// shorter.
+// place is a position in the text that can be found again after rotations, and after the log was shortened.
 type place struct {
-	in     fileID // the rotated file that it is in, if it is in one
-	newer  fileID // of the rotated file that was before the file that it is in, if there was one
-	offset int64  // from where that begins, without holes
-	at     int64  // in the log's file, though it may not be in there any more
-	begin  int64  // of the log in its file
+	in     fileID // the rotated file with the position; zero: it is in the log
+	newer  fileID // the rotated file before that file; zero: none
+	offset int64  // distance from the beginning of that file, without holes
+	at     int64  // offset in the log's file, as if the text were still there
+	begin  int64  // offset in the log's file where its text began
 }
 
-// place returns that of an offset.
 func (s *span) place(at int64) place {
 	in := len(s.ids)
 	for in > 0 && s.begins[in] > at {
@@ -81,22 +77,22 @@ func (s *span) place(at int64) place {
 	return p
 }
 
-// find returns where in the span a place is now, and the first that is behind it where that is gone.
+// find returns the present offset of a place. If the place is gone, it returns the first offset behind it.
 func (s *span) find(p place) int64 {
 	if i := slices.Index(s.ids, p.in); i >= 0 {
 		return s.begins[i] + p.offset
 	}
-	// What was copied since begins here: everything, where the file before that is gone.
+	// Text that was copied since then begins here. If the file before it is gone, this is the beginning of the span.
 	since := s.begins[slices.Index(s.ids, p.newer)+1]
 	copied, left := s.live()-since, s.size-s.live()
-	if s.logBegin == 0 || copied == 0 && s.logBegin <= p.begin { // nothing was rotated out of it, or it was cut then
+	if s.logBegin == 0 || copied == 0 && s.logBegin <= p.begin { // no text was rotated out, or the log was truncated
 		if since+p.offset > s.size {
-			return since // its program has cut it
+			return since // the program has truncated the log
 		}
 		return since + p.offset
 	}
-	// Its offset in the file is right where something was left out of the copies. If it is too large, the log was made
-	// shorter since, by so many units as lead to where the place can be.
+	// If rotations dropped a part of the log, only the offset in the log's file (p.at) is right. If it is beyond the
+	// possible places, the log was shortened since, by a number of units of ShortenBy.
 	ahead, most := s.ahead(p.at), min(p.offset-copied, left)
 	if more := ahead - most; more > 0 {
 		ahead -= (more + logfile.ShortenBy - 1) / logfile.ShortenBy * logfile.ShortenBy
@@ -104,7 +100,8 @@ func (s *span) find(p place) int64 {
 	return max(since, s.live()+ahead)
 }
 
-// ahead returns how far a place in the log's file is from where the log begins, without holes; negative before that.
+// ahead returns the distance, without holes, from the beginning of the log's text to an offset in the log's file;
+// negative if the offset is before the text.
 func (s *span) ahead(at int64) int64 {
 	if at < s.logBegin {
 		return at - s.logBegin
@@ -124,24 +121,24 @@ func (s *span) ahead(at int64) int64 {
 	return s.size - s.live() + at - end
 }
 
-// fileID tells rotated files apart whatever they are called. Nothing is written to them any more, so that the time of
-// the last write tells those apart too that have had one number after the other.
+// fileID identifies a rotated file after a rename. An inode number can be used again, so it also has the time of the
+// last write.
 type fileID struct {
 	dev, ino uint64
 	written  syscall.Timespec
 }
 
 func idOf(info fs.FileInfo) fileID {
-	st, _ := info.Sys().(*syscall.Stat_t) // there is one on Linux
+	st, _ := info.Sys().(*syscall.Stat_t) // always succeeds on Linux
 	return fileID{st.Dev, st.Ino, st.Mtim}
 }
 
 func rotatedPath(path string, n int) string { return fmt.Sprintf("%s.%d", path, n) }
 
-// newestID returns that of the newest rotated file, which has another name until it is no longer in the log. It is the
-// zero value where there is none.
+// newestID returns the id of the newest rotated file, or the zero value. While the log still has the text of this file,
+// its name is from logfile.Pending.
 func newestID(path string) fileID {
-	for range 2 { // it may get its number in between
+	for range 2 { // twice, because the file may be renamed in between
 		pending, _, err := logfile.Pending(path)
 		between()
 		if err != nil || pending == "" {
@@ -158,18 +155,17 @@ func newestID(path string) fileID {
 	return idOf(info)
 }
 
-// openLog opens a regular file, and no link to one: the directory may belong to whoever wrote the program.
+// openLog does not follow links, because the directory may belong to the program's user.
 func openLog(path string) (*os.File, fs.FileInfo, error) {
 	return regular.Open(path, os.O_RDONLY|unix.O_NOFOLLOW)
 }
 
-// maxLooks bounds how often a log is looked at anew because it was changed meanwhile. A rotation takes a few of them; a
-// program that makes holes could go on for ever.
+// maxLooks is how often a log is read again because it changed during the read. A program that makes holes could cause
+// such reads for ever.
 const maxLooks = 200
 
 var errRestless = errors.New("the log is rotated or cut again and again while it is read")
 
-// openSpan opens all files of a log. One that is being rotated is looked at again.
 func openSpan(path string) (*span, error) {
 	for range maxLooks {
 		before := newestID(path)
@@ -189,20 +185,21 @@ func openSpan(path string) (*span, error) {
 	return nil, fmt.Errorf("read %s: %w", path, errRestless)
 }
 
-// between is called between two steps of a look at a log. Tests write and rotate there.
+// Tests use between to write to the log, or to rotate it.
 var between = func() {}
 
-// maxBlock is the largest block in which a hole may end that is punched.
+// maxBlock is the largest block of a file system. A punched hole can end too early by less than a block.
 const maxBlock = 2 << 20
 
-// stands reports whether what was found in the log is still where it was: then what was read of it before this call is
-// right. A rotation makes its copy the newest file before it takes anything out of the log, and at its end it may make
-// the log shorter, which no file tells, but the hole that the log begins with ends elsewhere then. The hole is looked
-// at first: it may be back where it was only after another rotation, which the newest file tells.
+// stands reports whether the log's text is still where the span found it. If so, all text that was read before this
+// call is right. A rotation makes its copy the newest rotated file, then removes text from the log, then perhaps
+// shortens the log. The newest file shows the first two steps. In a shortened log, the hole at the beginning ends at
+// another offset. The hole is checked first: if it has its old end again, there was another rotation, and the newest
+// file shows it.
 func (s *span) stands() (bool, error) {
 	if s.log != nil {
 		hole, err := logfile.HoleEnd(s.log)
-		punched := hole > s.logBegin-maxBlock && hole <= s.logBegin // that is no longer in the log which is in the copy
+		punched := hole > s.logBegin-maxBlock && hole <= s.logBegin // only copied text was removed
 		if err != nil || hole != s.hole && !punched {
 			return false, err
 		}
@@ -242,7 +239,7 @@ func openFiles(path string) (s *span, err error) {
 	if s.log == nil {
 		return s, nil
 	}
-	if pending == "" || size < upTo { // its program has cut it since
+	if pending == "" || size < upTo { // no copy, or the program has truncated the log since
 		upTo = 0
 	}
 	parts, err := logfile.Parts(s.log, upTo, size)
@@ -258,11 +255,10 @@ func openFiles(path string) (s *span, err error) {
 	return s, nil
 }
 
-// openLog opens the log itself, if there is one, and returns how long it is.
 func (s *span) openLog() (size int64, err error) {
 	log, _, err := openLog(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil // it may be about to be written
+		return 0, nil // the program may make it later
 	}
 	if err != nil {
 		return 0, err
@@ -271,7 +267,7 @@ func (s *span) openLog() (size int64, err error) {
 	if s.hole, err = logfile.HoleEnd(log); err != nil {
 		return 0, err
 	}
-	info, err := log.Stat() // behind that: what has changed until then is found, and what changes later is seen
+	info, err := log.Stat() // called after newestID, so that every later change is noticed
 	if err != nil {
 		return 0, err
 	}
@@ -283,8 +279,7 @@ type opened struct {
 	info fs.FileInfo
 }
 
-// openRotated opens the rotated files, the oldest first. While one is about to get the first number, there is one
-// number without a file.
+// openRotated returns the oldest first. While a rotation renames files, one number may have no file.
 func (s *span) openRotated(path, pending string) (rotated []opened, err error) {
 	free := 0
 	names := func(n int) string { return rotatedPath(path, n) }
@@ -311,7 +306,8 @@ func (s *span) openRotated(path, pending string) (rotated []opened, err error) {
 		}
 		s.files = append(s.files, f)
 		id := idOf(info)
-		if !slices.ContainsFunc(rotated, func(o opened) bool { return idOf(o.info) == id }) { // else it was moved meanwhile
+		// if the file is in the list, it was renamed meanwhile
+		if !slices.ContainsFunc(rotated, func(o opened) bool { return idOf(o.info) == id }) {
 			rotated = append(rotated, opened{f, info})
 		}
 	}
@@ -337,64 +333,63 @@ func (s *span) close() {
 	}
 }
 
-// section reads a part of a span. What is rotated out of the log before it was read is read from where it is then: in
-// the log are zeros, or what was written later.
+// section reads a part of a span. Text that was rotated out of the log meanwhile is read from the copy, because the log
+// has zeros or later text there.
 type section struct {
 	of   *span
-	from *span // that it reads, a later one when the log was rotated
-	at   int64 // in that
+	from *span // the span that is read now; after a rotation, a later span
+	at   int64 // offset in from
 	left int64
 }
 
-// section returns what reads a part of the span, until that is closed.
+// section returns a reader, which closes with the span.
 func (s *span) section(from, to int64) *section {
 	r := &section{of: s, from: s, at: from, left: to - from}
 	s.sections = append(s.sections, r)
 	return r
 }
 
-// place returns how far it has read.
-func (r *section) place() place { return r.from.place(r.at) }
+func (s *section) place() place { return s.from.place(s.at) }
 
-func (r *section) Read(buf []byte) (int, error) {
+func (s *section) Read(buf []byte) (int, error) {
 	for range maxLooks {
-		n, live, err := r.from.readAt(buf[:min(int64(len(buf)), r.left)], r.at)
+		n, live, err := s.from.readAt(buf[:min(int64(len(buf)), s.left)], s.at)
 		stands := true
 		if live && err == nil {
-			stands, err = r.from.stands()
+			stands, err = s.from.stands()
 		}
 		switch {
 		case err != nil:
 			return 0, err
 		case !stands:
-			if err := r.moveOn(); err != nil {
+			if err := s.moveOn(); err != nil {
 				return 0, err
 			}
 		case n == 0 && len(buf) > 0:
 			return 0, io.EOF
 		default:
-			r.at, r.left = r.at+int64(n), r.left-int64(n)
+			s.at, s.left = s.at+int64(n), s.left-int64(n)
 			return n, nil
 		}
 	}
-	return 0, fmt.Errorf("read %s: %w", r.of.path, errRestless)
+	return 0, fmt.Errorf("read %s: %w", s.of.path, errRestless)
 }
 
-// moveOn opens the log anew, and goes on from where that is which was not read yet.
-func (r *section) moveOn() error {
-	now, err := openSpan(r.of.path)
+// moveOn opens the log again, and continues at the first unread byte.
+func (s *section) moveOn() error {
+	now, err := openSpan(s.of.path)
 	if err != nil {
 		return err
 	}
-	last, at, end := r.from, now.find(r.place()), now.find(r.from.place(r.at+r.left))
-	r.from, r.at, r.left = now, at, max(0, end-at)
-	if last != r.of {
+	last, at, end := s.from, now.find(s.place()), now.find(s.from.place(s.at+s.left))
+	s.from, s.at, s.left = now, at, max(0, end-at)
+	if last != s.of {
 		last.close()
 	}
 	return nil
 }
 
-// readAt reads what is in one piece, and says whether that is in the log itself. It reads nothing at the end.
+// readAt reads from one piece. live: the piece is in the log itself. At the end of the span, n is 0.
 func (s *span) readAt(buf []byte, at int64) (n int, live bool, err error) {
 	i, found := slices.BinarySearchFunc(s.pieces, at, func(p piece, at int64) int { return cmp.Compare(p.begin, at) })
 	if !found {

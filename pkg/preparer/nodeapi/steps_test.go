@@ -15,17 +15,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/logfile"
 )
 
-// plenty is how many rotated files keep all that a history writes.
+// plenty rotated files keep all text of a history.
 const plenty = 500
 
-// stepped is a rotation that goes on when it is told to, by one step. It may be killed in between.
+// stepped is a rotation that a test can kill between two steps.
 type stepped struct {
-	next  chan bool // go on; false: you are killed
-	ended chan bool // it waits for that; true: it has ended
+	next  chan bool // true: continue; false: end as if killed
+	ended chan bool // false: it waits for next; true: it has ended
 	err   error
 }
 
-// begin starts a rotation, up to its first step. The next one may begin when it has ended.
+// begin starts the only rotation, up to its first step.
 func begin(rotate func() error) (r *stepped, ended bool) {
 	r = &stepped{next: make(chan bool), ended: make(chan bool)}
 	logfile.Step = func(string) {
@@ -41,20 +41,20 @@ func begin(rotate func() error) (r *stepped, ended bool) {
 	return r, <-r.ended
 }
 
-func (r *stepped) step(alive bool) (ended bool) {
-	r.next <- alive
-	return <-r.ended
+func (s *stepped) step(alive bool) (ended bool) {
+	s.next <- alive
+	return <-s.ended
 }
 
-// history is a log that is written, rotated and read by one who does a step of the one between two steps of the other.
+// history runs steps of the program and of rotations between the steps of the reader.
 type history struct {
 	*rapid.T
 	p       *program
 	limit   int64
 	keep    int
 	written int
-	turn    *stepped // the rotation that is under way
-	killed  bool     // the last one was
+	turn    *stepped // the rotation under way
+	killed  bool     // the last rotation was killed
 }
 
 func (h *history) do() {
@@ -84,14 +84,13 @@ func (h *history) write(lines int) {
 	h.p.write(h.T, text.String())
 }
 
-// rotate does one step of a rotation.
 func (h *history) rotate() {
 	if h.turn != nil {
 		h.end(h.turn.step(true))
 		return
 	}
 	rotate := func() error { return logfile.Rotate(h.p.path, h.limit, h.keep) }
-	if h.killed { // a new supervisor
+	if h.killed { // does the same as a new supervisor
 		rotate = func() error {
 			return errors.Join(logfile.Settle(h.p.path, h.keep), logfile.Rotate(h.p.path, h.limit, h.keep))
 		}
@@ -112,7 +111,6 @@ func (h *history) end(ended bool) {
 	h.turn = nil
 }
 
-// follow has the log followed for a while, and returns what was.
 func (h *history) follow() string {
 	var out bytes.Buffer
 	t := &tail{path: h.p.path, printer: printer{to: &out}}
@@ -126,7 +124,7 @@ func (h *history) follow() string {
 		}
 	}
 	between = func() {}
-	for h.turn != nil { // nobody else may use it until then
+	for h.turn != nil { // the rotation must end, because the test changes between and Step
 		h.rotate()
 	}
 	if err := errors.Join(t.more(), t.printer.flush()); err != nil {
@@ -135,8 +133,8 @@ func (h *history) follow() string {
 	return out.String()
 }
 
-// check returns the numbers of the first and the last line. It fails unless all in between are there, once and in
-// order; with gaps, unless they are in order.
+// check returns the first and the last line. text must have each line in between once and in order, or if gaps is true,
+// at most once.
 func (h *history) check(text string, gaps bool) (first, last int) {
 	first, last = -1, -1
 	for line := range strings.Lines(text) {
@@ -155,17 +153,20 @@ func (h *history) check(text string, gaps bool) (first, last int) {
 	return first, last
 }
 
-// Whatever is done between two steps of whoever reads a log, and wherever a rotation is killed, also in one that makes
-// the log shorter: who follows it sees each line once, and who reads it sees all that are kept.
+// Between any two steps of a reader, lines can be written, and rotations run, shorten or be killed. A follower gets
+// each line once, and a reader all that are kept.
 func TestReadBetweenTheStepsOfRotations(t *testing.T) {
 	step := logfile.Step
 	defer func() { logfile.Step, between = step, func() {} }()
 	rapid.Check(t, func(rt *rapid.T) {
-		h := &history{T: rt, p: newProgram(t), limit: int64(100 + rapid.IntRange(0, 400).Draw(rt, "limit")), keep: plenty}
+		h := &history{
+			T: rt, p: newProgram(t),
+			limit: int64(100 + rapid.IntRange(0, 400).Draw(rt, "limit")), keep: plenty,
+		}
 		if rapid.Bool().Draw(rt, "few") {
 			h.keep = 1 + h.intn(3, "keep")
 		}
-		if rapid.Bool().Draw(rt, "long") { // before it is long enough to be made shorter
+		if rapid.Bool().Draw(rt, "long") { // a little less than the length from which it is shortened
 			if err := os.Truncate(h.p.path, 64<<20-int64(h.intn(3000, "short"))); err != nil {
 				rt.Fatal(err)
 			}

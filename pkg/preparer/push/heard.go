@@ -15,20 +15,22 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scale"
 )
 
-// MaxHeard is how many controllers are remembered.
+// MaxHeard is the number of controllers whose last push a node remembers.
 const MaxHeard = 512
 
-// Heard is the highest term, and the highest revision in it, that a node has heard of a controller.
+// Heard is the highest term of a controller's owner in the pushes that this node got, and the highest revision in that
+// term.
 type Heard struct {
 	RCID     string `json:"rc_id"`
 	Term     string `json:"term"`
 	Revision int64  `json:"revision"`
 }
 
-// heard are those of all controllers, the one that was heard of last at the end.
+// heard has one entry for each controller, the most recent push last.
 type heard []Heard
 
-// compare says how a request's term and revision compare with the highest of its controller. Terms of another epoch say nothing.
+// compare compares a request with the entry of its controller. If there is no entry, or the entry is of another
+// epoch, the request is higher.
 func (h heard) compare(e scale.Epoch, revision int64) int {
 	at := slices.IndexFunc(h, func(known Heard) bool { return known.RCID == e.RCID })
 	if at < 0 || !strings.HasPrefix(h[at].Term, scale.Term(e.Cluster, 0)[:len(e.Cluster)+1]) {
@@ -37,14 +39,12 @@ func (h heard) compare(e scale.Epoch, revision int64) int {
 	return cmp.Or(cmp.Compare(e.Term, h[at].Term), cmp.Compare(revision, h[at].Revision))
 }
 
-// with returns them with the request's as the highest of its controller. Beyond MaxHeard the one that was heard of longest ago goes.
 func (h heard) with(e scale.Epoch, revision int64) heard {
 	next := slices.DeleteFunc(slices.Clone(h), func(known Heard) bool { return known.RCID == e.RCID })
 	next = append(next, Heard{RCID: e.RCID, Term: e.Term, Revision: revision})
 	return next[max(0, len(next)-MaxHeard):]
 }
 
-// file keeps them on the disk.
 type file struct {
 	path string
 }
@@ -66,7 +66,7 @@ func (f file) write(h heard) error {
 	return nil
 }
 
-// read returns what was written. What cannot be understood is as nothing, and returned as an error.
+// read returns no entries and an error if the file cannot be read or parsed.
 func read(dir string) (file, heard, error) {
 	f := file{filepath.Join(dir, fileName)}
 	data, err := os.ReadFile(f.path)

@@ -38,7 +38,8 @@ func open(t *testing.T, dir string, change func(*Config)) *Inbox {
 	return b
 }
 
-// Of each controller the highest term and revision counts, also after a restart; terms of another epoch say nothing.
+// A request is refused if its controller had one of a higher term or revision, even before a restart. Terms of another
+// epoch are ignored.
 func TestOlderRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -59,17 +60,18 @@ func TestOlderRequestsAreRefused(t *testing.T) {
 		{"b", "r1", 1, 2, false},
 		{"b", "r1", 1, 1000, false},
 	} {
-		b := open(t, dir, nil) // each time as after a restart
+		b := open(t, dir, nil) // a new Inbox each time, which is the same as a restart
 		b.Open(func(string) {})
 		b.Begin(c.epoch)
 		b.Read(1 << 40)
-		if err := b.Take(t.Context(), request(c.epoch, c.rc, c.lock, c.revision)); errors.Is(err, scale.ErrConflict) != c.refused || !c.refused && err != nil {
+		if err := b.Take(t.Context(), request(c.epoch, c.rc, c.lock, c.revision)); errors.Is(err,
+			scale.ErrConflict) != c.refused || !c.refused && err != nil {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }
 
-// What is remembered is bounded, and what cannot be read is as nothing.
+// Remembered controllers are limited. From an unreadable file nothing is remembered.
 func TestHeardIsBounded(t *testing.T) {
 	t.Parallel()
 	var h heard
@@ -88,10 +90,13 @@ func TestHeardIsBounded(t *testing.T) {
 	}
 }
 
-func TestTermsOfNobody(t *testing.T) {
+func TestInvalidTermsAreRefused(t *testing.T) {
 	t.Parallel()
 	b := open(t, t.TempDir(), nil)
-	for _, term := range []string{"x", "a", "a/", "a/1", "b/00000000000000000001", "a/00000000000000000009", "a/-0000000000000000001", "a/99999999999999999999"} {
+	for _, term := range []string{
+		"x", "a", "a/", "a/1", "b/00000000000000000001", "a/00000000000000000009",
+		"a/-0000000000000000001", "a/99999999999999999999",
+	} {
 		r := request("a", "r1", 1, 9)
 		r.Epoch.Term = term
 		if err := b.Take(t.Context(), r); !errors.Is(err, scale.ErrInvalid) {
@@ -100,7 +105,6 @@ func TestTermsOfNobody(t *testing.T) {
 	}
 }
 
-// server reads as a session does, and counts that.
 type server struct {
 	*Inbox
 	index uint64
@@ -126,8 +130,8 @@ func (s *server) serve(ctx context.Context, epoch string) {
 	}
 }
 
-// Whoever can send requests has Consul read ten times a second, and the cluster's epoch asked for as often, however many they send and whatever they say. Nothing
-// that they make up is remembered, and the owner's requests come through.
+// Any requests cause at most ten reads of the intents and of the epoch a second. Invented terms and revisions are not
+// remembered, and the owner's requests are still served.
 func TestRequestsAreWorthAReading(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -147,7 +151,8 @@ func TestRequestsAreWorthAReading(t *testing.T) {
 					if i%2 == 0 {
 						made = request("z", "r1", 1, 2+n)
 					}
-					if err := s.Take(ctx, made); !errors.Is(err, scale.ErrConflict) && !errors.Is(err, scale.ErrUnavailable) {
+					if err := s.Take(ctx, made); !errors.Is(err, scale.ErrConflict) &&
+						!errors.Is(err, scale.ErrUnavailable) {
 						t.Errorf("%+v: %v", made, err)
 					}
 				}
@@ -169,12 +174,14 @@ func TestRequestsAreWorthAReading(t *testing.T) {
 	})
 }
 
-// Requests that wait share the next reading; one that began before them does not count. Where it fails they say so.
+// Requests that wait share the next read. A read that began before a request does not count for it. If the read fails,
+// the requests return its error.
 func TestRequestsWaitForAReading(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		b := open(t, dir, func(c *Config) { c.Epoch = func(context.Context) (string, error) { return "", errors.New("away") } })
+		b := open(t, dir,
+			func(c *Config) { c.Epoch = func(context.Context) (string, error) { return "", errors.New("away") } })
 		if err := b.Take(t.Context(), request("a", "r1", 1, 9)); !errors.Is(err, scale.ErrUnavailable) {
 			t.Errorf("without a session: %v", err)
 		}
@@ -219,7 +226,7 @@ func TestRequestsWaitForAReading(t *testing.T) {
 	})
 }
 
-// A node that watches does not read for a request: it waits for its standing query.
+// On a node with a standing query, a request waits until the query delivers.
 func TestWatchingNodesWait(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -228,7 +235,8 @@ func TestWatchingNodesWait(t *testing.T) {
 		b.Open(func(string) {})
 		b.Begin("a")
 		began := time.Now()
-		if err := b.Take(t.Context(), request("a", "r1", 1, 9)); !errors.Is(err, scale.ErrUnavailable) || time.Since(began) != watchWithin {
+		if err := b.Take(t.Context(), request("a", "r1", 1, 9)); !errors.Is(err, scale.ErrUnavailable) ||
+			time.Since(began) != watchWithin {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		time.AfterFunc(time.Second, func() { b.Read(9) })
@@ -238,7 +246,7 @@ func TestWatchingNodesWait(t *testing.T) {
 	})
 }
 
-// Without requests a node reads once in a while, and not when all others do.
+// Without requests, each node reads from time to time, at times of its own.
 func TestSlowReadings(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

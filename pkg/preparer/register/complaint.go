@@ -6,42 +6,39 @@ import (
 	"time"
 )
 
-// retellAfter is how long a complaint stands before other words of the same check for the same failure replace it.
-const retellAfter = time.Minute
+// renewAfter is how long a complaint is kept while the check reports the same failure in other words.
+const renewAfter = time.Minute
 
-// complaint is what a check that does not pass is reported to have said. A check says it anew each time that it is asked, with
-// timings and counters in it; repeating all that would change the report each time. The zero value is that of a check that
-// passes.
+// complaint is the text in the pod's report about a check that does not pass. Many checks return other times and
+// counters at each run, and the report must not change at each run. The zero value is for a check that passes.
 type complaint struct {
-	text string // as said when it was taken in
-	told told   // what it amounts to
+	text string // as the check returned it
+	gist gist   // of the text
 	at   time.Time
 }
 
-// told is a complaint without what differs from one time to the next.
-type told struct{ reason, detail string }
+type gist struct{ reason, detail string }
 
-// hear takes in what a check that does not pass said last, and returns whether text is another now: at once when it fails for
-// another reason, and after a while when it merely says something else besides, other numbers apart.
+// hear takes in the latest text of a check that does not pass. If the reason differs, the complaint changes at once. If
+// only words differ, it changes when it is older than renewAfter. If only numbers differ, it does not change.
 func (c *complaint) hear(text string, now time.Time) (changed bool) {
 	next := classify(text)
-	if c.text != "" && next.reason == c.told.reason && (next.detail == c.told.detail || now.Sub(c.at) < retellAfter) {
+	if c.text != "" && next.reason == c.gist.reason && (next.detail == c.gist.detail || now.Sub(c.at) < renewAfter) {
 		return false
 	}
 	changed = c.text != text
-	*c = complaint{text: text, told: next, at: now}
+	*c = complaint{text: text, gist: next, at: now}
 	return changed
 }
 
-// outputMark is what Consul puts between why a check of its own fails and what it was answered.
+// outputMark separates the reason from the response in the output of Consul's HTTP checks.
 const outputMark = " Output: "
 
-// longNumbers are those of ports and times, not those of exit and HTTP statuses.
 var longNumbers = regexp.MustCompile(`[0-9]{4,}`)
 
-// classify takes a complaint apart. The reason is the first line of a script's verdict, and what is before the answer of an
-// HTTP check; it is all of a TCP check's. Of what follows only the words count that have no digits.
-func classify(text string) told {
+// classify: the reason of a script is the first line, of an HTTP check the part before the response, of a TCP check the
+// whole text. detail has the words of the rest that contain no digits.
+func classify(text string) gist {
 	reason, detail, _ := strings.Cut(text, "\n")
 	if before, after, found := strings.Cut(reason, outputMark); found {
 		reason, detail = before, after+"\n"+detail
@@ -53,5 +50,5 @@ func classify(text string) told {
 			kept = append(kept, w)
 		}
 	}
-	return told{reason: longNumbers.ReplaceAllString(reason, "#"), detail: strings.Join(kept, " ")}
+	return gist{reason: longNumbers.ReplaceAllString(reason, "#"), detail: strings.Join(kept, " ")}
 }

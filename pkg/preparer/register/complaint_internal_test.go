@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// What is reported changes with the reason, and with other words after a while, but never with numbers alone.
+// The complaint changes at once if the reason changes, and after a while if other words change. It does not change if
+// only numbers change.
 func TestComplaint(t *testing.T) {
 	t.Parallel()
 	const get = "HTTP GET http://127.0.0.1:80/: "

@@ -7,11 +7,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// answer is what a check tells of a pod's processes.
 type answer int
 
 const (
-	noAnswer answer = iota // whoever asks has not asked, or got nothing
+	noAnswer answer = iota // the check was not asked, or did not answer
 	passes
 	fails
 )
@@ -26,30 +25,30 @@ func answerOf(passing, failed bool) answer {
 	return noAnswer
 }
 
-// Hung is the processes of a pod whose check has failed for restart_after.
+// Hung names the processes of a pod whose check has failed for restart_after.
 type Hung struct {
-	Runs  string // as in Pod; empty: none are
-	Never bool   // the check has not passed since they were started, as far as this preparer has seen
+	Runs  string // fingerprint as in Pod; empty: none
+	Never bool   // this preparer has not seen the check pass since these processes started
 }
 
-// failing is for how long the check of a pod's present processes has failed without a break. Times are on a clock that
-// nobody sets.
+// failing measures how long the check of a pod's present processes has failed without interruption. Times are on the
+// monotonic clock, from Registrar.began.
 type failing struct {
 	runs   string
-	trust  time.Duration // an answer before this may be about earlier processes
+	trust  time.Duration // before this time, an answer may be about earlier processes
 	begun  bool          // the check fails
-	since  time.Duration // when that began
-	last   time.Duration // the last look
-	passed bool          // the check has passed since the processes were started
-	due    bool          // it has failed for restart_after
+	since  time.Duration // when the failure began
+	last   time.Duration // time of the last answer
+	passed bool          // the check has passed since these processes started
+	due    bool          // the check has failed for restart_after
 }
 
-// longestGap bounds the time between two looks that count as without a break. It is below any restart_after: while
-// nobody looks, as when the agent or this preparer stands still, nobody knows what the check says.
+// longestGap is the longest time between two answers of one measurement. After a longer gap, perhaps the preparer or
+// the agent was suspended. longestGap is shorter than any restart_after.
 const longestGap = 3 * time.Second
 
-// next takes in what the check of a pod says at a time, and which processes run by then. Where the manifest has no
-// restart_after, or while not all of the processes run, nothing fails.
+// next returns f after another answer about the processes that run now. Without restart_after, or while a process does
+// not run, it returns the zero value.
 func (f failing) next(at time.Duration, runs string, says answer, h *manifest.Health) failing {
 	if runs == "" || h == nil || h.RestartAfter == nil {
 		return failing{}
@@ -80,9 +79,9 @@ func (f failing) hung() Hung {
 	return Hung{Runs: f.runs, Never: !f.passed}
 }
 
-// sawAnswers takes in what the checks of all pods say now, the agent's where that was heard, and returns whether one
-// fails that may not for ever. A script's verdict is what the script said itself: its check at the agent fails also
-// where nobody has run the script.
+// sawAnswers takes in the answers of all checks. It uses the agent's answers only if heard is true. For a health script
+// it uses the script's own answer, because the check at the agent also fails if the script did not run. It returns
+// whether a check fails in a pod with restart_after.
 func (r *Registrar) sawAnswers(pods []Pod, heard bool, now time.Time) (fail bool) {
 	news := map[pod.Identity]time.Time{}
 	r.mu.Lock()

@@ -18,11 +18,10 @@ func seconds(n int) *field.Duration {
 	return &d
 }
 
-// hangs is a check that passes within 3 s, and has its pod started again after 10 s.
+// hangs passes within 3 s, or after 10 s of failures restarts the pod.
 var hangs = manifest.Health{Interval: seconds(2), Timeout: seconds(1), RestartAfter: seconds(10)}
 
-// Only failing answers without a break, about the processes that run, have a pod started again. The time in a test is
-// that on a clock which nobody sets, so that no clock is given that could be.
+// A pod is restarted only if the check has failed all the time for its present processes.
 func TestFailingForLong(t *testing.T) {
 	t.Parallel()
 	slow := hangs
@@ -31,10 +30,10 @@ func TestFailingForLong(t *testing.T) {
 	free.RestartAfter = nil
 	for name, tt := range map[string]struct {
 		health *manifest.Health
-		// said is what a look each second finds: f for failing, p for passing, . for no answer, _ for no look. From N
-		// on other processes run, and from - on not all do.
+		// said has one character each second: f failing, p passing, . no answer, _ no look. From N on, other processes
+		// run; from - on, not all.
 		said string
-		want string // what is hung: x; X: and its check has never passed
+		want string // x: hung; X: hung, and the check has never passed
 	}{
 		"at last":                    {&hangs, "ppppfffffffffff", "              x"},
 		"never passed":               {&hangs, "...ffffffffffff", "             XX"},
@@ -46,11 +45,14 @@ func TestFailingForLong(t *testing.T) {
 		"nobody looks for a moment":  {&hangs, "ppppffff__fff_ff", "              xx"},
 		"registered and not yet run": {&hangs, "..............................", ""},
 		"other processes":            {&hangs, "ppppfffffffffNffffffffffffff", "                          XX"},
-		"started again":              {&hangs, "ppppffffffffffffN....fffffffffffff", "              xx               XXX"},
-		"one of them waits":          {&hangs, "ppppfffffffff-fffffffffffff", ""},
-		"it takes longer to pass":    {&slow, "ffffffffffffffffffffff", "                     X"},
-		"not asked for":              {&free, "ffffffffffffffffffffff", ""},
-		"no check":                   {nil, "ffffffffffffffffffffff", ""},
+		"started again": {
+			&hangs, "ppppffffffffffffN....fffffffffffff",
+			"              xx               XXX",
+		},
+		"one of them waits":       {&hangs, "ppppfffffffff-fffffffffffff", ""},
+		"it takes longer to pass": {&slow, "ffffffffffffffffffffff", "                     X"},
+		"not asked for":           {&free, "ffffffffffffffffffffff", ""},
+		"no check":                {nil, "ffffffffffffffffffffff", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -89,7 +91,7 @@ func TestFailingForLong(t *testing.T) {
 	}
 }
 
-// What the agent and a script say becomes an answer only where somebody got one.
+// If the agent or the script did not answer, the check has no answer.
 func TestAnswersOfChecks(t *testing.T) {
 	t.Parallel()
 	id := pod.Identity{RCID: "rc", Role: "main"}
@@ -99,30 +101,45 @@ func TestAnswersOfChecks(t *testing.T) {
 		health  *manifest.Health
 		agent   consul.Health // about the pod's service
 		err     error         // of the agent
-		verdict *verdict      // of the script; nil: there was none
+		verdict *verdict      // of the script; nil: no verdict
 		rests   bool          // the initial delay is not over
-		want    bool          // that counts as failing
+		want    bool          // whether it counts as failing
 	}{
-		"failed":                   {health: &http, agent: consul.Health{Failed: true}, want: true},
-		"passes":                   {health: &http, agent: consul.Health{Passing: true}},
-		"not run yet":              {health: &http, agent: consul.Health{}},
-		"the agent is away":        {health: &http, agent: consul.Health{Failed: true}, err: errors.New("away")},
-		"initial delay":            {health: &http, agent: consul.Health{Failed: true}, rests: true},
-		"script failed":            {health: &script, agent: consul.Health{Passing: true}, verdict: &verdict{ran: true}, want: true},
-		"script failed, no agent":  {health: &script, err: errors.New("away"), verdict: &verdict{ran: true}, want: true},
-		"script passes":            {health: &script, agent: consul.Health{Failed: true}, verdict: &verdict{passing: true, ran: true}},
+		"failed":            {health: &http, agent: consul.Health{Failed: true}, want: true},
+		"passes":            {health: &http, agent: consul.Health{Passing: true}},
+		"not run yet":       {health: &http, agent: consul.Health{}},
+		"the agent is away": {health: &http, agent: consul.Health{Failed: true}, err: errors.New("away")},
+		"initial delay":     {health: &http, agent: consul.Health{Failed: true}, rests: true},
+		"script failed": {
+			health: &script, agent: consul.Health{Passing: true},
+			verdict: &verdict{ran: true}, want: true,
+		},
+		"script failed, no agent": {
+			health: &script, err: errors.New("away"),
+			verdict: &verdict{ran: true}, want: true,
+		},
+		"script passes": {
+			health: &script, agent: consul.Health{Failed: true},
+			verdict: &verdict{passing: true, ran: true},
+		},
 		"script cannot be run":     {health: &script, agent: consul.Health{Failed: true}, verdict: &verdict{}},
 		"lapsed before any answer": {health: &script, agent: consul.Health{Failed: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			changed := 0
-			r, err := New(Config{Node: node.Node{Name: "n1", Address: "127.0.0.1"}, Dir: t.TempDir(), Changed: func(map[pod.Identity]time.Time) { changed++ }})
+			r, err := New(Config{
+				Node: node.Node{Name: "n1", Address: "127.0.0.1"}, Dir: t.TempDir(),
+				Changed: func(map[pod.Identity]time.Time) { changed++ },
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			p := Pod{
-				ID: id, Installed: &install.Installed{Digest: "d", Ports: map[string]int{"http": 80}}, Manifest: &manifest.Manifest{ID: "web", Health: tt.health},
+				ID: id, Installed: &install.Installed{
+					Digest: "d",
+					Ports:  map[string]int{"http": 80},
+				}, Manifest: &manifest.Manifest{ID: "web", Health: tt.health},
 				Up: true, Alive: true, Rested: true, Runs: "a",
 			}
 			s := r.of(id)
@@ -140,11 +157,11 @@ func TestAnswersOfChecks(t *testing.T) {
 				r.saw([]Pod{p}, map[string]consul.Health{ServiceID("n1", id): tt.agent}, tt.err, now, Running)
 				before := changed
 				fail = r.sawAnswers([]Pod{p}, tt.err == nil, now)
-				if told := changed > before; told != (tt.want && second == 13) {
-					t.Errorf("after %d s it is told that the pod hangs: %t", second, told)
+				if reported := changed > before; reported != (tt.want && second == 13) {
+					t.Errorf("after %d s it is reported that the pod hangs: %t", second, reported)
 				}
 			}
-			if hung := r.Said(id).Hung.Runs == "a"; hung != tt.want || fail != tt.want {
+			if hung := r.StateOf(id).Hung.Runs == "a"; hung != tt.want || fail != tt.want {
 				t.Errorf("fails %t, hung %t; want %t", fail, hung, tt.want)
 			}
 		})

@@ -14,8 +14,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(consultest.NoLeaks(m.Run())) }
 
-// Every answer is told, one each interval; a run that takes longer is followed by the next at once, and one that ctx cuts
-// short is not told.
+// judge runs the script once in each interval and reports the result. A run longer than the interval is followed at
+// once by the next, and one that ctx interrupts is not reported.
 func TestJudge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -34,24 +34,24 @@ func TestJudge(t *testing.T) {
 			}
 			return "well", nil
 		}
-		type told struct {
+		type report struct {
 			at time.Duration
 			v  verdict
 		}
-		var got []told
-		judge(ctx, 10*time.Second, counter{}, ask, func(v verdict) { got = append(got, told{time.Since(began), v}) })
-		want := []told{
+		var got []report
+		judge(ctx, 10*time.Second, counter{}, ask, func(v verdict) { got = append(got, report{time.Since(began), v}) })
+		want := []report{
 			{0, verdict{true, "well", true}},
 			{11 * time.Second, verdict{false, ("ill\n" + strings.Repeat("x", maxOutput))[:maxOutput], false}},
 			{35 * time.Second, verdict{true, "well", true}},
 			{35 * time.Second, verdict{true, "well", true}},
 		}
 		if len(got) != len(want) {
-			t.Fatalf("told %v, want %v", got, want)
+			t.Fatalf("reported %v, want %v", got, want)
 		}
 		for i := range want {
 			if got[i] != want[i] {
-				t.Errorf("%d: told %.80v, want %.80v", i, got[i], want[i])
+				t.Errorf("%d: reported %.80v, want %.80v", i, got[i], want[i])
 			}
 		}
 	})
@@ -60,7 +60,7 @@ func TestJudge(t *testing.T) {
 func TestThresholds(t *testing.T) {
 	for _, tt := range []struct {
 		success, failure int
-		answers, want    string // p and f, from a failing start
+		answers, want    string // p and f; the first state is failing
 	}{
 		{0, 0, "fpfp", "fpfp"},
 		{1, 1, "fpfp", "fpfp"},
@@ -78,7 +78,8 @@ func TestThresholds(t *testing.T) {
 			}
 		}
 		if got.String() != tt.want {
-			t.Errorf("thresholds %d and %d: %s became %s, want %s", tt.success, tt.failure, tt.answers, got.String(), tt.want)
+			t.Errorf("thresholds %d and %d: %s became %s, want %s", tt.success, tt.failure, tt.answers,
+				got.String(), tt.want)
 		}
 	}
 }

@@ -6,20 +6,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 )
 
-// Reach is what a preparer may touch of the agent's services. Each one includes those before it.
+// Reach is which services of the agent a preparer may change. Each value includes the values before it.
 type Reach int
 
-// What may be touched. Services have ids made of the node's name, so that another preparer with that name has the same
-// ones.
+// Another preparer with the same node name has the same service ids.
 const (
-	Nothing Reach = iota // the node's name may be another preparer's
-	Running              // services of pods that run here are registered, and withdrawn when these stop
-	Known                // services of known pods that do not run are deregistered
-	All                  // so are those of no pod that this preparer knows
+	Nothing Reach = iota // change no service, because another preparer may have the node's name
+	Running              // register services of running pods, and deregister them when the pods stop
+	Known                // deregister services of known pods that do not run
+	All                  // deregister services of pods that this preparer does not know
 )
 
-// straysOf returns the services that are to be deregistered. expected has an entry for each service of a known pod:
-// whether it may be there.
+// straysOf returns the services to deregister. expected has each service of a known pod, and whether it may exist.
 func straysOf(local map[string]consul.Health, expected map[string]bool, reach Reach) (strays []string) {
 	for id := range local {
 		may, known := expected[id]

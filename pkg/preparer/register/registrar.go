@@ -1,5 +1,5 @@
-// Package register keeps what is registered at the local Consul agent that of the node's pods, runs their health scripts, and says what the agent
-// and the scripts say of them. It knows no intents and no records.
+// Package register keeps the services at the local Consul agent equal to the services of the node's pods, and runs the
+// pods' health scripts. It does not use intents or records.
 package register
 
 import (
@@ -20,51 +20,53 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Services is the local Consul agent; *consul.Services is one.
+// Services is the local Consul agent.
 type Services interface {
 	RegisterService(ctx context.Context, s consul.Service) error
 	DeregisterService(ctx context.Context, id string) error
 	UpdateCheck(ctx context.Context, serviceID string, passing bool, output string) error
 	LocalServices(ctx context.Context, metaKey, metaValue string) (map[string]consul.Health, error)
-	// TokenID changes with the token that registrations bear.
+	// TokenID identifies the token of registrations. It changes when the token changes.
 	TokenID() string
 }
 
-// Pod is what a pod's services follow from.
+// Pod has the facts from which a pod's services are derived.
 type Pod struct {
 	ID        pod.Identity
 	Installed *install.Installed
-	Manifest  *manifest.Manifest // of what is installed; nil: it is not known
+	Manifest  *manifest.Manifest // of the installed version; nil: not known
 	UID       int
-	Standby   bool   // the pod is to be out of its service's name
-	Up        bool   // what is installed was started, so that its services may be registered
-	Alive     bool   // processes of it run
-	Works     bool   // all processes of what is installed run that have not done their work, and none is in a crash loop
-	Rested    bool   // the initial delay of its health check is over
-	Waits     bool   // its health is awaited
-	Noted     string // fingerprint of its services, as it is on the disk
+	Standby   bool // clients must not find the pod under its service's name
+	Up        bool // the installed version was started, so its services may be registered
+	Alive     bool // processes of the pod run
+	// Works: all processes of the installed version run or have ended with code 0 for good; none is crash-looping.
+	Works  bool
+	Rested bool   // the initial delay of the health check is over
+	Waits  bool   // the preparer waits for the check's result
+	Noted  string // fingerprint of the pod's services, as on the disk
 
-	HTTPPath string // of its HTTP check, as it is asked for
+	HTTPPath string // path of the HTTP check, with variables replaced
 
-	Runs      string           // fingerprint of those that run, where restart_after is about them; empty while not all do that have not done their work
-	Procs     []runtime.Status // of what is installed, where a health script belongs to one; nil while some are missing
-	Available bool             // these were available when they were last looked at
+	// Runs is a fingerprint of the running processes, for restart_after; empty while a process is missing.
+	Runs      string
+	Procs     []runtime.Status // if it has a health script: of the installed version; nil while some are missing
+	Available bool             // the pod was available when it was last observed
 }
 
-// Said is what is known of a pod's services.
-type Said struct {
+// State is what is known about a pod's services.
+type State struct {
 	Health
 
-	Service   string // fingerprint of what was registered
-	Standby   bool   // the agent has the pod out of its service's name
-	Check     string // that the agent runs, by its name there; empty: it runs none, or does not have it
-	Complaint string // of the health script, or of that check
+	Service   string // fingerprint of the services as registered
+	Standby   bool   // the agent has the pod under its standby name
+	Check     string // name of the check that the agent runs; empty: the agent has none
+	Complaint string // output of the health script or of the check, if it does not pass
 	Hung      Hung
 }
 
-// Health is what is known of a pod's health.
+// Health has what is known about a pod's health.
 type Health struct {
-	Known   bool // the agent has the service as it should be, or the script has spoken
+	Known   bool // the agent has the right service, or the health script has a verdict
 	Passing bool
 	Silent  bool // the agent has not answered since this preparer started
 }
@@ -79,61 +81,63 @@ type Config struct {
 	Limiter  *loop.LogLimiter
 	Log      obs.Logger
 	Step     func(name string)
-	BusyPoll time.Duration // between two looks at the agent while the health of a pod is awaited
-	IdlePoll time.Duration // between two looks when none is
+	BusyPoll time.Duration // between two reads of the agent while the preparer waits for a pod's health
+	IdlePoll time.Duration // between two reads otherwise
 
-	// Reach returns what of the agent's services may be touched now.
+	// Reach returns which services may be changed now.
 	Reach func() Reach
-	// Pods returns all pods as they are now.
-	Pods func(now time.Time) []Pod
-	// Up reports whether a pod is up now.
+	Pods  func(now time.Time) []Pod
+	// Up reports whether the installed version of a pod was started and is not being stopped.
 	Up func(id pod.Identity) bool
-	// Changed is told of which pods something else is said, and by when that must be on the disk; zero: need not be. It is also told when the
-	// agent was asked for the first time.
+	// Changed gets the pods whose State has changed, each with the time by which the change must be on the disk; zero:
+	// no save is needed. It is also called after the first read of the agent.
 	Changed func(pods map[pod.Identity]time.Time)
 }
 
-// Registrar is what has been registered, and what was said of it.
+// Registrar registers the services of all pods.
 type Registrar struct {
-	// Wake is raised when a pod may need its services registered.
+	// Wake is raised when the services of a pod may have to change.
 	Wake wait.Signal
 
-	cfg     Config
-	began   time.Time // times of failing count from here, on the monotonic clock
-	vouched string    // TokenID with which the services of all pods were registered; only Run uses it, and kept
-	kept    time.Time // when the node's own service was last kept up
+	cfg   Config
+	began time.Time // start of the monotonic times in failing
+	// vouched is the TokenID of the registrations of all pods. Only Run uses vouched and kept.
+	vouched string
+	kept    time.Time // when the node's own service was last renewed
 
-	mu       sync.Mutex // guards all below, and what it says of a service
-	asked    bool       // the agent was asked at least once
-	answered bool       // and has answered
+	mu       sync.Mutex // guards the fields below, and most fields of each service
+	asked    bool       // a read of the agent was tried at least once
+	answered bool       // the agent has answered at least once
 	services map[pod.Identity]*service
 }
 
-// service is the services of one pod.
 type service struct {
-	// registering is held while they are changed, so that none is registered for a pod that is being stopped.
+	// registering is held while the services change at the agent, so that no service is registered while Withdraw
+	// removes them.
 	registering sync.Mutex
 
-	// The Registrar's lock guards these.
-	fingerprint string // of what was registered
-	standby     bool   // the agent has the pod out of its service's name, as seen last
-	wanted      bool   // and that is where it is to be
-	health      Health // as the agent says
-	answer      answer // and what that tells of the pod's processes
+	fingerprint string // of the registered services
+	standby     bool   // as last seen, the agent has the pod only under its standby name
+	wanted      bool   // the pod should have its standby name
+	health      Health // from the agent
+	answer      answer // what this health means for the pod's processes
 	failing     failing
-	check       string // name of the check there
+	check       string // name of the check at the agent
 	complaint   complaint
-	gate        gate         // paces registrations that do not last
+	gate        gate         // delays registrations that the agent does not keep
 	script      *scriptWatch // nil while no health script runs
 }
 
-// New returns a Registrar that knows of no pod yet.
+// New returns a Registrar without pods.
 func New(cfg Config) (*Registrar, error) {
 	vouched, err := readVouched(cfg.Dir)
-	return &Registrar{Wake: wait.NewSignal(), cfg: cfg, began: time.Now(), vouched: vouched, services: map[pod.Identity]*service{}}, err
+	return &Registrar{
+		Wake: wait.NewSignal(), cfg: cfg, began: time.Now(), vouched: vouched,
+		services: map[pod.Identity]*service{},
+	}, err
 }
 
-// of returns what there is of a pod. The caller holds r.mu.
+// of adds the pod if it is new. The caller holds r.mu.
 func (r *Registrar) of(id pod.Identity) *service {
 	s := r.services[id]
 	if s == nil {
@@ -143,7 +147,7 @@ func (r *Registrar) of(id pod.Identity) *service {
 	return s
 }
 
-// Know takes in a pod, and how its services were when somebody last noted it.
+// Know adds a pod with what its record on the disk has.
 func (r *Registrar) Know(id pod.Identity, fingerprint string, standby bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,46 +155,45 @@ func (r *Registrar) Know(id pod.Identity, fingerprint string, standby bool) {
 	s.fingerprint, s.standby = fingerprint, standby
 }
 
-// Forget drops a pod that the node does not know any more.
+// Forget removes a pod.
 func (r *Registrar) Forget(id pod.Identity) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.services, id)
 }
 
-// Said returns what is known of a pod's services.
-func (r *Registrar) Said(id pod.Identity) Said {
+// StateOf returns what is known about a pod's services.
+func (r *Registrar) StateOf(id pod.Identity) State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.of(id)
-	said := Said{Health: s.health, Service: s.fingerprint, Standby: s.standby, Hung: s.failing.hung()}
-	said.Silent = !r.answered
-	if w := s.script; w != nil { // what it says counts, not what the agent heard of it
-		said.Health = Health{Known: w.known, Passing: w.known && w.verdict.passing}
-	} else if said.Known {
-		said.Check = s.check
+	known := State{Health: s.health, Service: s.fingerprint, Standby: s.standby, Hung: s.failing.hung()}
+	known.Silent = !r.answered
+	if w := s.script; w != nil { // use the script's verdict, not the agent's copy
+		known.Health = Health{Known: w.known, Passing: w.known && w.verdict.passing}
+	} else if known.Known {
+		known.Check = s.check
 	}
-	if said.Known {
-		said.Complaint = s.complaint.text
+	if known.Known {
+		known.Complaint = s.complaint.text
 	}
-	return said
+	return known
 }
 
-// Asked reports whether the agent was asked, so that what is said of pods is more than nothing.
+// Asked reports whether a read of the agent was tried. Before that, StateOf returns nothing useful.
 func (r *Registrar) Asked() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.asked
 }
 
-// Run keeps the agent's services those of the pods, and reads their health back from it, until ctx ends. It writes only where something
-// differs.
+// Run keeps the agent's services equal to the pods' services, and reads the pods' health, until ctx ends.
 func (r *Registrar) Run(ctx context.Context) {
 	defer r.endScripts()
 	wait.Each(ctx, r.Wake, func() time.Duration { return r.sync(ctx) })
 }
 
-// sync makes one look, and returns when the next one is due.
+// sync reads the agent once, writes the differences, and returns the time until the next read.
 func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 	r.tendScripts(ctx)
 	const reading, writing = "services of the local agent", "registration of services"
@@ -200,18 +203,19 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 	if poll = r.cfg.IdlePoll; slices.ContainsFunc(pods, func(p Pod) bool { return p.Waits }) {
 		poll = r.cfg.BusyPoll
 	}
-	reach := r.cfg.Reach() // before the pods are compared: what is known of them then is no older
+	reach := r.cfg.Reach()
 	register, strays := r.saw(pods, local, err, now, reach)
 	if r.sawAnswers(pods, err == nil, now) {
-		poll = r.cfg.BusyPoll // a pass that is over soon is to be seen
+		poll = r.cfg.BusyPoll // because a check that passes again must be seen soon
 	}
-	if r.cfg.Limiter.Failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known", err) {
+	if r.cfg.Limiter.Failed(ctx, reading, "local Consul agent cannot be asked for services; health stays as last known",
+		err) {
 		return poll
 	}
 	var errs []error
 	if reach >= Running {
-		errs = append(errs, r.keepNode(ctx, pods, now)) // before pods are registered that depend on it
-		errs = append(errs, r.tell(ctx, pods, local)...)
+		errs = append(errs, r.keepNode(ctx, pods, now)) // first, because checks of pods depend on the node's service
+		errs = append(errs, r.reportWorks(ctx, pods, local)...)
 	}
 	for _, change := range register {
 		if r.cfg.Reach() < Running {
@@ -226,7 +230,7 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 		}
 		err := r.cfg.Services.DeregisterService(ctx, id)
 		if errs = append(errs, err); err == nil {
-			r.Wake.Raise() // that it is gone has to be seen before a pod is said to stand by
+			r.Wake.Raise() // look again, because the pod becomes a standby when this service is gone
 			r.cfg.Step("deregister done")
 			r.cfg.Log.WithField(fieldService, id).Info("service that no pod is to have deregistered")
 		}
@@ -238,18 +242,17 @@ func (r *Registrar) sync(ctx context.Context) (poll time.Duration) {
 	return poll
 }
 
-// saveWithin is how long the fingerprint of a registered service may wait for another change of the record, mostly that
-// the pod is available: a preparer that is killed before only registers the service once more, as if killed before it was noted.
+// saveWithin is how long the save of a new fingerprint may wait for another change of the record, usually the change to
+// available. If the preparer is killed before, the next one registers the service once more.
 const saveWithin = time.Second
 
-// change is one difference between the agent and a pod.
 type change struct {
 	id          pod.Identity
-	services    []consul.Service // all of the pod
+	services    []consul.Service // all services of the pod
 	fingerprint string
 }
 
-// pass has the checks begin as passing: they look at what passes already, under another name.
+// pass: the checks start as passing if the pod passes already, for example under its other name.
 func (c *change) pass(passing bool) {
 	for i := range c.services {
 		if c.services[i].Check != nil {
@@ -258,12 +261,13 @@ func (c *change) pass(passing bool) {
 	}
 }
 
-// saw takes in what the agent has and returns what it should have in addition, and what it should not.
-func (r *Registrar) saw(pods []Pod, local map[string]consul.Health, err error, now time.Time, reach Reach) (register []change, strays []string) {
+func (r *Registrar) saw(pods []Pod, local map[string]consul.Health, err error, now time.Time,
+	reach Reach,
+) (register []change, strays []string) {
 	r.mu.Lock()
 	first := !r.asked || !r.answered && err == nil
 	r.asked, r.answered = true, r.answered || err == nil
-	news := map[pod.Identity]time.Time{} // by when they are to be saved
+	news := map[pod.Identity]time.Time{} // when to save the change of each pod
 	expected := map[string]bool{}
 	for i := range pods {
 		p := &pods[i]
@@ -287,22 +291,25 @@ func (r *Registrar) saw(pods []Pod, local map[string]consul.Health, err error, n
 	return register, straysOf(local, expected, reach)
 }
 
-// saw takes in what the agent has of one pod, and returns the services that it should have if it does not, and whether something else is known
-// of them than before. The name that the pod is to leave stays, and its check counts, until the agent has the other one.
-func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expected map[string]bool, now time.Time, reach Reach) (c change, due, news bool, saveBy time.Time) {
+// saw compares the services that the agent has with those that the pod should have. It returns whether to register the
+// latter now (due), and whether the pod's state has changed (news). Between the usual and the standby name, the former
+// name is kept until the agent has the new one.
+func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expected map[string]bool, now time.Time,
+	reach Reach,
+) (c change, due, news bool, saveBy time.Time) {
 	here := registeredOf(local, serviceIDs(n.Name, p.ID, p.Manifest, p.Standby))
 	there := registeredOf(local, serviceIDs(n.Name, p.ID, p.Manifest, !p.Standby))
-	// What is registered without a process would send its clients to whatever else answers there.
+	// If no process runs, the service must go, because another program could listen on its port.
 	alive := p.Up || p.Alive
 	for _, id := range here.ids {
 		expected[id] = alive
 	}
-	known, said := here.all, here.main
+	known, main := here.all, here.main
 	if !known && there.all {
-		known, said = true, there.main
+		known, main = true, there.main
 	}
-	if p.told() { // it is available as its processes are
-		said = consul.Health{Passing: true}
+	if p.checkless() { // such a pod is healthy if its processes run
+		main = consul.Health{Passing: true}
 	}
 	right, up := false, p.Up && p.Manifest != nil
 	if up {
@@ -310,29 +317,32 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 		right = here.all && s.fingerprint == c.fingerprint
 		if !right {
 			known = there.all && s.fingerprint == fingerprint(servicesOf(n, p, !p.Standby))
-			said = there.main
+			main = there.main
 		}
 		if !right && here.all && s.relimited(n, p) {
-			known, said = true, here.main
+			known, main = true, here.main
 		}
-		if p.told() {
-			said = consul.Health{Passing: true}
+		if p.checkless() {
+			main = consul.Health{Passing: true}
 			c.pass(p.Works)
 		} else {
-			c.pass(known && said.Passing)
+			c.pass(known && main.Passing)
 		}
 	}
-	// The other name stays until the disk knows of this one: a successor that does not would take the pod for one without a service.
+	// Keep the services under the former name until the pod's record on the disk has the fingerprint of the new ones.
+	// If a new preparer starts before that, it has only the former fingerprint. Without the former services it would
+	// not know the pod's health.
 	noted := right && p.Noted == s.fingerprint
 	for _, id := range there.ids {
 		expected[id] = alive && !noted
 	}
 	standby, was := s.standby, s.health
 	s.wanted = p.Standby
-	unseen := p.told() && !p.Works && !here.any && !there.any // it is registered once it works, as it would else be twice
+	// A pod without a check is registered only when it works, so that one registration is enough.
+	unseen := p.checkless() && !p.Works && !here.any && !there.any
 	switch {
 	case unseen:
-		s.standby = p.Standby // it is found under no name
+		s.standby = p.Standby // the agent has the pod under no name
 	case p.Standby:
 		s.standby = !there.any
 	case noted || right && !there.any:
@@ -344,14 +354,14 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 	if right && !noted && there.any {
 		news, saveBy = true, now
 	}
-	s.health = Health{Known: known, Passing: known && said.Passing}
-	s.answer = answerOf(s.health.Passing, known && said.Failed)
+	s.health = Health{Known: known, Passing: known && main.Passing}
+	s.answer = answerOf(s.health.Passing, known && main.Failed)
 	news = news || s.standby != standby || s.health != was
 	if !up {
 		return c, false, news, saveBy
 	}
-	if s.check = said.Check; p.Manifest.Health == nil || p.Manifest.Health.Script == nil {
-		news = s.hear(!known || said.Passing, said.Output, now) || news
+	if s.check = main.Check; p.Manifest.Health == nil || p.Manifest.Health.Script == nil {
+		news = s.hear(!known || main.Passing, main.Output, now) || news
 	}
 	if right {
 		s.gate = gate{}
@@ -363,8 +373,8 @@ func (s *service) saw(n *node.Node, p *Pod, local map[string]consul.Health, expe
 	return c, reach >= Running && p.Rested && s.gate.pass(now), news, saveBy
 }
 
-// relimited reports whether the agent has the services of the same processes with other limits: its check goes on as
-// it is.
+// relimited reports whether the registered services belong to the same processes before their limits were changed, so
+// that the result of the check is still valid.
 func (s *service) relimited(n *node.Node, p *Pod) bool {
 	if s.fingerprint == "" {
 		return false
@@ -384,16 +394,16 @@ func changeOf(n *node.Node, p *Pod) change {
 	return change{id: p.ID, services: services, fingerprint: fingerprint(services)}
 }
 
-// hear takes in what the check of a pod said, and returns whether that is news.
 func (s *service) hear(passing bool, text string, now time.Time) bool {
 	if passing {
-		s.complaint = complaint{} // that it passes is a change already
+		s.complaint = complaint{} // the caller reports the change to passing
 		return false
 	}
 	return s.complaint.hear(text, now)
 }
 
-// gate paces registrations of a service that the agent does not keep, or does not show to our token.
+// gate makes growing pauses between registrations that the agent does not keep, or does not show to the preparer's
+// token.
 type gate struct {
 	next  time.Time
 	delay time.Duration
@@ -408,18 +418,19 @@ func (g *gate) pass(now time.Time) bool {
 	return true
 }
 
-// register registers the services of a pod, unless they were withdrawn since or, to do it again, have changed.
+// register registers the services of a pod that is up. If again is set, it only repeats a registration that has not
+// changed since.
 func (r *Registrar) register(ctx context.Context, c change, again bool) (done bool, err error) {
 	s, up := r.enter(c.id)
 	defer s.registering.Unlock()
-	if !up || again && r.Said(c.id).Service != c.fingerprint {
+	if !up || again && r.StateOf(c.id).Service != c.fingerprint {
 		return false, nil
 	}
 	for _, one := range c.services {
 		if err := r.cfg.Services.RegisterService(ctx, one); err != nil {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			s.gate = gate{} // it paces what succeeds and does not last
+			s.gate = gate{} // the gate is only for registrations that succeed but are not kept
 			return false, err
 		}
 	}
@@ -428,16 +439,19 @@ func (r *Registrar) register(ctx context.Context, c change, again bool) (done bo
 	}
 	r.cfg.Step("register done")
 	main := &c.services[0]
-	r.podLog(c.id).WithFields(obs.Fields{fieldService: main.ID, "digest": install.Short(main.Meta[MetaDigest]), obs.Action: "register service"}).Info("pod changed")
+	r.podLog(c.id).WithFields(obs.Fields{
+		fieldService: main.ID, "digest": install.Short(main.Meta[MetaDigest]),
+		obs.Action: "register service",
+	}).Info("pod changed")
 	r.mu.Lock()
 	s.fingerprint = c.fingerprint
 	r.mu.Unlock()
 	r.cfg.Changed(map[pod.Identity]time.Time{c.id: time.Now().Add(saveWithin)})
-	r.Wake.Raise() // one without a check passes at once
+	r.Wake.Raise() // look again, because a service without a check passes at once
 	return true, nil
 }
 
-// enter takes the services of a pod, so that nobody else changes them before they are unlocked, and reports whether it is up then.
+// enter locks the services of a pod. The caller unlocks s.registering.
 func (r *Registrar) enter(id pod.Identity) (s *service, up bool) {
 	r.mu.Lock()
 	s = r.of(id)
@@ -446,12 +460,12 @@ func (r *Registrar) enter(id pod.Identity) (s *service, up bool) {
 	return s, r.cfg.Up(id)
 }
 
-// withdrawTimeout bounds how long a stop waits for the local agent; what it misses is swept later.
+// withdrawTimeout is how long a stop waits for the local agent. A later sync deregisters what is left.
 const withdrawTimeout = 2 * time.Second
 
-// Withdraw takes the services of a pod away that is not up any more, and ends its health script. A stop does not depend on it: what the agent did
-// not hear is swept by the next look at it. It returns for how long the pod has clients yet: none where it was not found before, or is
-// found as before.
+// Withdraw deregisters the services of a pod that is not up any more, and ends its health script. If the agent fails,
+// the next sync deregisters the rest. Withdraw returns how long clients can still use the pod: zero if the agent did
+// not have the pod under its usual name, or a deregistration fails.
 func (r *Registrar) Withdraw(ctx context.Context, p *Pod) (drain time.Duration) {
 	s, _ := r.enter(p.ID)
 	defer s.registering.Unlock()
@@ -459,7 +473,7 @@ func (r *Registrar) Withdraw(ctx context.Context, p *Pod) (drain time.Duration) 
 	if p.Manifest != nil && s.fingerprint != "" && !s.standby && p.Alive {
 		drain = p.Manifest.DrainFor()
 	}
-	s.standby = p.Standby // it is found under no name
+	s.standby = p.Standby // the agent has the pod under no name
 	s.fingerprint, s.health, s.complaint, s.gate, s.failing = "", Health{}, complaint{}, gate{}, failing{}
 	script := s.script
 	s.script = nil
@@ -467,7 +481,7 @@ func (r *Registrar) Withdraw(ctx context.Context, p *Pod) (drain time.Duration) 
 	r.cfg.Changed(map[pod.Identity]time.Time{p.ID: {}})
 	script.end()
 	if r.cfg.Reach() < Running {
-		return drain // they are another preparer's, if they are there
+		return drain // the agent's services may belong to another preparer
 	}
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
@@ -482,7 +496,6 @@ func (r *Registrar) Withdraw(ctx context.Context, p *Pod) (drain time.Duration) 
 	return drain
 }
 
-// fieldService names a service in the log.
 const fieldService = "service"
 
 func (r *Registrar) podLog(id pod.Identity) obs.Logger {

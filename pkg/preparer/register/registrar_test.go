@@ -13,12 +13,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
-// A pod changes its name in steps, and is never without one: the other name is there before the one goes, and goes when the disk knows.
-func TestTheNameThatAPodIsToHave(t *testing.T) {
+// A pod that changes its name always has one: the new name is registered first, and the old one removed when the disk
+// has the change.
+func TestTheNameThatAPodMustHave(t *testing.T) {
 	t.Parallel()
 	n := &node.Node{Name: "n1", Address: "127.0.0.1"}
 	p := Pod{
-		ID: pod.Identity{RCID: "rc", Role: "main"}, Installed: &install.Installed{Digest: "d"}, Manifest: &manifest.Manifest{ID: "web"},
+		ID: pod.Identity{
+			RCID: "rc",
+			Role: "main",
+		}, Installed: &install.Installed{Digest: "d"}, Manifest: &manifest.Manifest{ID: "web"},
 		Up: true, Alive: true, Works: true, Rested: true,
 	}
 	main, standby := ServiceID("n1", p.ID), StandbyServiceID("n1", p.ID)
@@ -33,10 +37,11 @@ func TestTheNameThatAPodIsToHave(t *testing.T) {
 		for _, id := range wantExpected {
 			want[id] = true
 		}
-		now = now.Add(time.Hour) // nothing is paced
+		now = now.Add(time.Hour) // so long that the gate delays no registration
 		c, due, _, _ := s.saw(n, &p, local, expected, now, Running)
 		maps.DeleteFunc(expected, func(_ string, stays bool) bool { return !stays })
-		if due != wantDue || s.health.Known != wantKnown || s.health.Passing != wantKnown || s.standby != wantStandby || !maps.Equal(expected, want) {
+		if due != wantDue || s.health.Known != wantKnown || s.health.Passing != wantKnown || s.standby != wantStandby ||
+			!maps.Equal(expected, want) {
 			t.Errorf("%s: due %t, health %+v, stands by %t, expected %v", what, due, s.health, s.standby, expected)
 		}
 		return c
@@ -67,13 +72,16 @@ func TestTheNameThatAPodIsToHave(t *testing.T) {
 	look("nothing runs", []string{standby}, false, true, true)
 }
 
-// What may be touched of the agent's services: a preparer that has to keep its hands off registers nothing and
-// deregisters nothing, and only one that knows all pods of its node deregisters what it does not know.
+// With Nothing, a preparer registers and deregisters no service. Only with All, it deregisters services of unknown
+// pods.
 func TestReach(t *testing.T) {
 	t.Parallel()
 	n := &node.Node{Name: "n1", Address: "127.0.0.1"}
 	id := func(index int) pod.Identity { return pod.Identity{RCID: "rc", Role: "main", Index: index} }
-	runs := Pod{ID: id(0), Installed: &install.Installed{Digest: "d"}, Manifest: &manifest.Manifest{ID: "web"}, Up: true, Alive: true, Works: true, Rested: true}
+	runs := Pod{
+		ID: id(0), Installed: &install.Installed{Digest: "d"}, Manifest: &manifest.Manifest{ID: "web"},
+		Up: true, Alive: true, Works: true, Rested: true,
+	}
 	stopped := Pod{ID: id(1), Installed: runs.Installed, Manifest: runs.Manifest}
 	known, unknown, foreign := ServiceID("n1", id(1)), ServiceID("n1", id(2)), "somebody-else"
 	local := map[string]consul.Health{known: {}, unknown: {}, foreign: {}}
@@ -92,13 +100,14 @@ func TestReach(t *testing.T) {
 		}
 		register, strays := r.saw([]Pod{runs, stopped}, local, nil, time.Now(), reach)
 		slices.Sort(strays)
-		if registers := len(register) == 1 && register[0].id == runs.ID; registers != want.registers || !slices.Equal(strays, want.strays) {
+		if registers := len(register) == 1 && register[0].id == runs.ID; registers != want.registers ||
+			!slices.Equal(strays, want.strays) {
 			t.Errorf("reach %d: registers %+v, deregisters %v; want %+v", reach, register, strays, want)
 		}
 	}
 }
 
-// Limits that change twice before the agent takes the services anew leave the pod as available as it is.
+// A pod stays available if limits change twice before its services are registered again.
 func TestLimitsChangeTwiceBeforeARegistration(t *testing.T) {
 	t.Parallel()
 	n := &node.Node{Name: "n1", Address: "127.0.0.1"}
@@ -112,7 +121,8 @@ func TestLimitsChangeTwiceBeforeARegistration(t *testing.T) {
 	local := map[string]consul.Health{ServiceID("n1", p.ID): {Passing: true}}
 	for i, digest := range []string{"c", "d"} {
 		p.Installed = p.Installed.Relimited(digest, nil)
-		if _, due, _, _ := s.saw(n, &p, local, map[string]bool{}, time.Now().Add(time.Duration(i)*time.Hour), Running); !due || !s.health.Known || !s.health.Passing {
+		if _, due, _, _ := s.saw(n, &p, local, map[string]bool{}, time.Now().Add(time.Duration(i)*time.Hour),
+			Running); !due || !s.health.Known || !s.health.Passing {
 			t.Errorf("%s: due %t, %+v", digest, due, s.health)
 		}
 	}

@@ -14,33 +14,32 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// minScriptTTL is how long, at least, the local agent believes what a script said last: longer than a restart of the
-// preparer takes.
+// minScriptTTL is longer than a restart of the preparer takes.
 const minScriptTTL = time.Minute
 
-// scriptWatch runs the health script of one pod. The lock of the Registrar guards verdict and known.
+// scriptWatch runs the health script of one pod. Registrar.mu guards verdict and known.
 type scriptWatch struct {
 	stop    context.CancelFunc
-	done    chan struct{} // closed when nothing of it runs any more
+	done    chan struct{} // closed when no process of the script runs any more
 	verdict verdict
-	known   bool // the verdict counts
+	known   bool // verdict is valid
 }
 
-// end stops the script and returns when nothing of it runs. It may be called on nil.
-func (w *scriptWatch) end() {
-	if w != nil {
-		w.stop()
-		<-w.done
+// end returns when no process of the script runs any more. The receiver may be nil.
+func (s *scriptWatch) end() {
+	if s != nil {
+		s.stop()
+		<-s.done
 	}
 }
 
-// scriptTTL is the TTL of the check that a script's verdicts are told to.
+// scriptTTL is how long the agent keeps a script's last verdict.
 func scriptTTL(h *manifest.Health) time.Duration {
 	interval, timeout := h.Interval.Or(manifest.DefaultHealthInterval), h.Timeout.Or(manifest.DefaultHealthTimeout)
 	return max(minScriptTTL, 3*(interval+timeout))
 }
 
-// tendScripts begins to run the scripts of pods that came up. Withdraw ends them.
+// tendScripts starts the health scripts of pods that are up. Withdraw ends them.
 func (r *Registrar) tendScripts(ctx context.Context) {
 	begun := map[pod.Identity]time.Time{}
 	for _, p := range r.cfg.Pods(time.Now()) {
@@ -53,7 +52,6 @@ func (r *Registrar) tendScripts(ctx context.Context) {
 	}
 }
 
-// beginScript begins to run the script of a pod, unless one runs.
 func (r *Registrar) beginScript(ctx context.Context, p Pod) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -69,7 +67,7 @@ func (r *Registrar) beginScript(ctx context.Context, p Pod) bool {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	w := &scriptWatch{stop: cancel, done: make(chan struct{})}
-	// One that was available when the preparer was last here still is, until its script says otherwise.
+	// A pod that was available before the preparer's restart stays available until its script fails.
 	w.verdict.passing, w.known = p.Available, p.Available
 	s.script = w
 	go func() {
@@ -80,7 +78,6 @@ func (r *Registrar) beginScript(ctx context.Context, p Pod) bool {
 	return true
 }
 
-// endScripts ends all scripts, as nobody is left to hear them.
 func (r *Registrar) endScripts() {
 	r.mu.Lock()
 	var all []*scriptWatch
@@ -93,11 +90,12 @@ func (r *Registrar) endScripts() {
 	}
 }
 
-// runScript runs a script, beside the process that it belongs to, until ctx ends.
-func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v *install.Version, l *manifest.Launchable, process string) {
+func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v *install.Version,
+	l *manifest.Launchable, process string,
+) {
 	h := v.M.Health
 	interval := h.Interval.Or(manifest.DefaultHealthInterval)
-	// What the version links to: somebody may have removed the artifact of a running pod.
+	// An artifact can have been removed while the pod runs.
 	for _, err := r.cfg.Versions.Fetch(ctx, v.M); err != nil; _, err = r.cfg.Versions.Fetch(ctx, v.M) {
 		r.heard(v.ID, s, w, verdict{output: err.Error()})
 		if wait.Pause(ctx, interval) != nil {
@@ -113,26 +111,28 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 		if r.cfg.Reach() < Running {
 			return
 		}
-		// An agent that does not have the check yet, or is away, is told with the next verdict.
+		// If the agent does not have the check yet, or does not answer, the next verdict updates it.
 		if err := r.cfg.Services.UpdateCheck(ctx, id, says.passing, says.output); err != nil && ctx.Err() == nil {
-			r.podLog(v.ID).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not told yet: %v", err))
+			r.podLog(v.ID).WithField(fieldService, id).Debug(fmt.Sprintf("verdict not reported yet: %v", err))
 		}
 	})
 }
 
-// askScript runs a health script once. Of what it writes, the beginning counts.
-func (r *Registrar) askScript(ctx context.Context, process string, command []string, timeout time.Duration) (output string, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, refusal(fmt.Sprintf("the health script took longer than %s", timeout)))
+func (r *Registrar) askScript(ctx context.Context, process string, command []string,
+	timeout time.Duration,
+) (output string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout,
+		refusal(fmt.Sprintf("the health script took longer than %s", timeout)))
 	defer cancel()
-	var said bytes.Buffer
-	exit, err := r.cfg.Runtime.Exec(ctx, process, command, runtime.Streams{Output: &said, MaxBytes: maxOutput})
+	var stdout bytes.Buffer
+	exit, err := r.cfg.Runtime.Exec(ctx, process, command, runtime.Streams{Output: &stdout, MaxBytes: maxOutput})
 	if err == nil && !exit.OK() {
 		err = refusal(fmt.Sprintf("the health script %s", exit))
 	}
-	return string(said.Bytes()[:min(said.Len(), maxOutput)]), err
+	return string(stdout.Bytes()[:min(stdout.Len(), maxOutput)]), err
 }
 
-// heard takes a verdict in, and returns whether the pod is to stand by.
+// heard returns whether the pod is a standby.
 func (r *Registrar) heard(id pod.Identity, s *service, w *scriptWatch, v verdict) (standby bool) {
 	r.mu.Lock()
 	news := !w.known || w.verdict.passing != v.passing

@@ -23,7 +23,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// The meta of a pod's service. MetaNode finds the services of one preparer at an agent that several may share.
+// MetaNode distinguishes the services of preparers that share an agent.
 const (
 	MetaNode   = "rcfarm_node"
 	MetaRC     = "rcfarm_rc"
@@ -32,7 +32,6 @@ const (
 	MetaDigest = "rcfarm_digest"
 )
 
-// servicePrefix begins the id of every pod's service, and of nothing else's.
 const servicePrefix = "rcfarm-pod-"
 
 // ServiceID returns the id of a pod's service at the local agent.
@@ -40,13 +39,13 @@ func ServiceID(nodeName string, id pod.Identity) string {
 	return fmt.Sprintf("%s%s-%s-%s-%d", servicePrefix, nodeName, id.RCID, id.Role, id.Index)
 }
 
-// StandbyServiceID returns the id of a pod's service at the local agent while the pod stands by: another one, so that the one is
-// registered before the other goes.
+// StandbyServiceID returns the id while the pod is a standby. It differs from ServiceID, so that the new service can be
+// registered before the old one is removed.
 func StandbyServiceID(nodeName string, id pod.Identity) string {
-	return ServiceID(nodeName, id) + "..standby" // nothing that a main id ends with, or a port's name, has two dots
+	return ServiceID(nodeName, id) + "..standby" // neither the end of a main id nor the name of a port has two dots
 }
 
-// serviceIDs returns the ids of all services of a pod, the main one first: those of one that stands by, or of one that does not.
+// serviceIDs returns the main service first.
 func serviceIDs(nodeName string, id pod.Identity, m *manifest.Manifest, standby bool) []string {
 	main := ServiceID(nodeName, id)
 	if standby {
@@ -62,8 +61,8 @@ func serviceIDs(nodeName string, id pod.Identity, m *manifest.Manifest, standby 
 	return ids
 }
 
-// servicesOf describes the services of an installed pod, one for each of its ports, the main one first, as they are while it stands by
-// or does not. The check of the main one is that of all of them.
+// servicesOf returns one service for each port that the manifest registers. The main service comes first, and its check
+// applies to all.
 func servicesOf(n *node.Node, p *Pod, standby bool) []consul.Service {
 	id, m := p.ID, p.Manifest
 	ids, named := serviceIDs(n.Name, id, m, standby), m.Services()
@@ -74,12 +73,14 @@ func servicesOf(n *node.Node, p *Pod, standby bool) []consul.Service {
 		maps.Copy(meta, m.Service.Meta)
 	}
 	maps.Copy(meta, map[string]string{
-		MetaNode: n.Name, MetaRC: id.RCID, MetaRole: id.Role, MetaIndex: strconv.Itoa(id.Index), MetaDigest: p.Installed.Digest,
+		MetaNode: n.Name, MetaRC: id.RCID, MetaRole: id.Role,
+		MetaIndex: strconv.Itoa(id.Index), MetaDigest: p.Installed.Digest,
 	})
 	services := make([]consul.Service, len(named))
 	for i := range named {
 		services[i] = consul.Service{
-			ID: ids[i], Name: named[i].Name, Address: n.Address, Port: p.Installed.Ports[named[i].Port], Tags: tags, Meta: meta,
+			ID: ids[i], Name: named[i].Name, Tags: tags, Meta: meta,
+			Address: n.Address, Port: p.Installed.Ports[named[i].Port],
 		}
 		if standby {
 			services[i].Name = named[i].Standby()
@@ -88,7 +89,7 @@ func servicesOf(n *node.Node, p *Pod, standby bool) []consul.Service {
 		case i > 0:
 			services[i].Check = &consul.Check{Alias: ids[0]}
 		case m.Health == nil:
-			services[i].Check = toldCheck(n, p)
+			services[i].Check = processCheck(n, p)
 		default:
 			services[i].Check = checkOf(n, p, m.Health)
 		}
@@ -113,7 +114,6 @@ func checkOf(n *node.Node, p *Pod, h *manifest.Health) *consul.Check {
 	return check
 }
 
-// registered is what the agent has of some services of a pod.
 type registered struct {
 	ids      []string
 	main     consul.Health
@@ -129,24 +129,23 @@ func registeredOf(local map[string]consul.Health, ids []string) registered {
 	return r
 }
 
-// fingerprint tells two definitions of a pod's services apart.
 func fingerprint(services []consul.Service) string {
 	sum := sha256.New()
 	for i := range services {
 		data, err := json.Marshal(&services[i])
 		if err != nil {
-			return "" // cannot be: it is made of plain fields
+			return "" // impossible, because consul.Service has plain fields only
 		}
 		sum.Write(data)
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// vouchedFile holds the id of the token with which the services of all pods were registered. The agent uses that token to tell the servers
-// about them; when it is gone, what becomes of the pods' health is not heard any more.
+// vouchedFile has the id of the token of the registrations. The agent sends changes of the pods' health to the servers
+// with this token. If the token is deleted in Consul, such changes do not arrive any more.
 const vouchedFile = "services-token"
 
-// noToken is the id of no token at all, which is what earlier versions had unless they say more.
+// noToken stands for no token. If the file is missing, an earlier release registered without one.
 const noToken = "none"
 
 func readVouched(dir string) (string, error) {
@@ -160,7 +159,7 @@ func readVouched(dir string) (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// vouchAnew registers the services of all pods again when the token has changed. Their health stays as it is.
+// vouchAnew registers the services of all pods again if the token has changed. Their health does not change.
 func (r *Registrar) vouchAnew(ctx context.Context) error {
 	token := r.cfg.Services.TokenID()
 	if r.vouched == token {

@@ -1,5 +1,5 @@
-// Package report tells Consul of this node: what came of its pods, what runs on it without an intent, and the node's record, in that order where
-// one follows from the other. It knows pods only by what is to be said of them.
+// Package report writes this node's state to Consul: the realities of its pods, then the orphans, then the node's
+// record. Farms trust the record because the other two were written before it.
 package report
 
 import (
@@ -11,41 +11,41 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Board is what the node has to say of its pods, and what of that Consul need not keep any more.
+// Board has the realities of the node's pods as last observed. It is safe for concurrent use.
 type Board struct {
 	// Changed is raised when there is something to write.
 	Changed wait.Signal
 
 	mu    sync.Mutex
 	lines map[pod.Identity]*line
-	told  Told
+	told  Intents
 }
 
-// line is about one pod.
 type line struct {
-	reality  *pod.Reality // as last observed; nil when there is nothing to report
-	at       time.Time    // when it last changed
-	since    bool         // its state was entered under this process, so Since is right
-	ended    time.Time    // LastExit of what was counted
-	restarts int          // how many of those in reality were counted; negative: none was looked at, as after a restart of ours
-	erase    bool         // the stored reality has served its purpose
-	erased   bool         // and Consul does not have it any more
+	reality *pod.Reality // as last observed; nil: nothing to report
+	at      time.Time    // when reality last changed
+	since   bool         // the state began under this preparer, so Since is right
+	ended   time.Time    // time of the LastExit that Count counted last
+	// restarts is reality.Restarts at the last Count; negative: not counted yet
+	restarts int
+	erase    bool // the reality in Consul is not needed any more
+	erased   bool // erase is set, and Consul does not have the reality
 }
 
-// Told is what intents, as they are known now, say of realities.
-type Told struct {
-	Stops map[pod.Identity]uint64 // indices of the intents after which a pod counts for no minimum
-	// Named are the pods that have an intent, or one that cannot be understood, and those that the node knows. The realities of others that
-	// are stopped concern nobody. Nil: nobody knows.
+// Intents is what the writer of realities must know about the intents.
+type Intents struct {
+	Stops map[pod.Identity]uint64 // indices of the intents that make a pod unavailable for the minimum
+	// Named has the pods with an intent, even one that cannot be parsed, and the pods that the node knows. Realities of
+	// other stopped pods are deleted. Nil: not known.
 	Named map[pod.Identity]bool
 }
 
-// NewBoard returns one that says nothing.
+// NewBoard returns an empty board.
 func NewBoard() *Board {
 	return &Board{Changed: wait.NewSignal(), lines: map[pod.Identity]*line{}}
 }
 
-// line returns that of a pod. The caller holds b.mu.
+// line adds a missing line. The caller holds b.mu.
 func (b *Board) line(id pod.Identity) *line {
 	l := b.lines[id]
 	if l == nil {
@@ -55,28 +55,47 @@ func (b *Board) line(id pod.Identity) *line {
 	return l
 }
 
-// Tell takes in what the intents say.
-func (b *Board) Tell(told Told) {
+// SetIntents replaces what is known about the intents.
+func (b *Board) SetIntents(told Intents) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.told = told
 }
 
-// Erase says whether the stored reality of a pod has served its purpose, and whether there is nothing to report about the pod.
-func (b *Board) Erase(id pod.Identity, erase, silent bool) {
+// Erase has the pod's reality deleted from Consul.
+func (b *Board) Erase(id pod.Identity) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l := b.line(id)
-	if silent {
-		l.reality = nil
-	}
+	l.reality = nil
+	b.setErase(l, true)
+}
+
+// Silence removes the reality from the board, and has Consul keep the one that it has.
+func (b *Board) Silence(id pod.Identity) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.line(id)
+	l.reality = nil
+	b.setErase(l, false)
+}
+
+// Keep takes Erase back. Say gives the board the reality to write.
+func (b *Board) Keep(id pod.Identity) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.setErase(b.line(id), false)
+}
+
+// setErase is for callers that hold b.mu.
+func (b *Board) setErase(l *line, erase bool) {
 	if l.erase != erase {
 		l.erase, l.erased = erase, false
 		b.Changed.Raise()
 	}
 }
 
-// Erased reports whether Consul does not have the reality of a pod any more that has served its purpose.
+// Erased reports whether Consul has no reality of the pod any more, after Erase.
 func (b *Board) Erased(id pod.Identity) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -84,14 +103,14 @@ func (b *Board) Erased(id pod.Identity) bool {
 	return l != nil && l.erased
 }
 
-// Forget drops all about a pod that the node does not know any more.
+// Forget removes a pod from the board.
 func (b *Board) Forget(id pod.Identity) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.lines, id)
 }
 
-// Reality returns what is said of a pod; ok is false for nothing.
+// Reality returns the last observed reality of a pod.
 func (b *Board) Reality(id pod.Identity) (r pod.Reality, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,11 +120,11 @@ func (b *Board) Reality(id pod.Identity) (r pod.Reality, ok bool) {
 	return pod.Reality{}, false
 }
 
-// crashReportEvery is how often a pod that stays crash-looping is reported, however often it is started.
+// crashReportEvery is the shortest time between reports of a crash-looping pod with a new last exit.
 const crashReportEvery = 10 * time.Second
 
-// Say puts a reality in line for writing if it says anything new, which news tells of a state or of availability. It returns when to come
-// again, zero for not before there is something else: the pod was crash-looping before, and only how it ended last is new.
+// Say stores a reality to be written to Consul. news: its state or availability has changed. If a crash-looping pod has
+// only a new last exit, Say may store nothing and return when to call it again; zero: not needed.
 func (b *Board) Say(r pod.Reality, now time.Time) (news bool, again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -129,14 +148,13 @@ func (b *Board) Say(r pod.Reality, now time.Time) (news bool, again time.Time) {
 	return news, time.Time{}
 }
 
-// loopsOn reports whether a pod was crash-looping, and only how it ended last is new.
 func loopsOn(last, r pod.Reality) bool {
 	r.Restarts, r.LastExit, r.Message, r.LogTail = last.Restarts, last.LastExit, last.Message, last.LogTail
 	return last.State == pod.StateCrashLooping && sameReality(last, r)
 }
 
-// Count returns how many pods are in each state, and how many restarts there were since it was last called, and last
-// ends for want of memory, and for a health check that failed.
+// Count returns how many pods are in each state, and since the last call: the restarts, the exits because memory ran
+// out (starved), and the exits because the health check failed (hung).
 func (b *Board) Count() (states map[pod.State]int, restarts, starved, hung int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,7 +165,7 @@ func (b *Board) Count() (states map[pod.State]int, restarts, starved, hung int) 
 		}
 		states[l.reality.State]++
 		if l.restarts >= 0 {
-			restarts += max(0, l.reality.Restarts-l.restarts) // a new version of the pod counts from zero again
+			restarts += max(0, l.reality.Restarts-l.restarts) // a new version of the pod starts again at zero
 			if exit := l.reality.LastExit; exit != nil && exit.At.After(l.ended) {
 				if exit.OutOfMemory {
 					starved++
@@ -165,8 +183,8 @@ func (b *Board) Count() (states map[pod.State]int, restarts, starved, hung int) 
 	return states, restarts, starved, hung
 }
 
-// due returns what differs from what Consul has. A pod that was in its state before this process observed it keeps the
-// time since when: the preparer was restarted, and its first look at the pod may come after the list of realities.
+// due returns the realities that differ from Consul. If a pod was in its state already when this preparer first
+// observed it, the reality keeps the Since that Consul has.
 func (b *Board) due(stored map[pod.Identity]store.Rec[pod.Reality]) []pendingWrite {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -189,7 +207,7 @@ func (b *Board) due(stored map[pod.Identity]store.Rec[pod.Reality]) []pendingWri
 		return writes
 	}
 	for id, rec := range stored {
-		// The node forgot the pod along with its disk; that it was stopped concerns nobody any more.
+		// The node does not know the pod, for example after its disk was replaced.
 		if b.lines[id] == nil && !b.told.Named[id] && rec.Value.State == pod.StateStopped {
 			writes = append(writes, pendingWrite{id: id, erase: true})
 		}
@@ -197,7 +215,7 @@ func (b *Board) due(stored map[pod.Identity]store.Rec[pod.Reality]) []pendingWri
 	return writes
 }
 
-// sameReality reports whether two realities say the same. Since is left out: it belongs to the state.
+// sameReality ignores Since.
 func sameReality(a, b pod.Reality) bool {
 	if (a.LastExit == nil) != (b.LastExit == nil) {
 		return false

@@ -9,7 +9,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// However often a crash-looping pod is started, it is reported now and then only; what it has become is reported at once.
+// A crash-looping pod is reported now and then, and a change of its state at once.
 func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
 	t.Parallel()
 	b := NewBoard()
@@ -24,7 +24,7 @@ func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
 		}
 	}
 	if r, _ := b.Reality(ident(0)); r.Restarts != 3 {
-		t.Errorf("%d restarts are told already", r.Restarts)
+		t.Errorf("%d restarts are reported already", r.Restarts)
 	}
 	ready := pod.Reality{Identity: ident(0), State: pod.StateReady, Available: true, Restarts: 8}
 	if news, again := b.Say(ready, now.Add(time.Second)); !news || !again.IsZero() {
@@ -32,7 +32,7 @@ func TestCrashLoopIsReportedNowAndThen(t *testing.T) {
 	}
 }
 
-// What the node does not know any more is erased when intents are known, and only what is stopped and what no intent names.
+// A forgotten pod's reality is deleted only when intents are known, none names the pod, and it is stopped.
 func TestForgottenRealitiesAreErased(t *testing.T) {
 	t.Parallel()
 	b := NewBoard()
@@ -43,18 +43,18 @@ func TestForgottenRealitiesAreErased(t *testing.T) {
 	running := stored[ident(3)]
 	running.Value.State = pod.StateReady
 	stored[ident(3)] = running
-	b.Erase(ident(0), false, true) // the node knows it
+	b.Silence(ident(0)) // the node knows this pod
 	if due := b.due(stored); len(due) > 0 {
-		t.Errorf("nobody knows the intents, and to be written is %+v", due)
+		t.Errorf("the intents are not known, but %+v is due to be written", due)
 	}
-	b.Tell(Told{Named: map[pod.Identity]bool{ident(1): true}})
+	b.SetIntents(Intents{Named: map[pod.Identity]bool{ident(1): true}})
 	if due := b.due(stored); len(due) != 1 || due[0].id != ident(2) || !due[0].erase {
 		t.Errorf("to be written is %+v; want that the third is erased", due)
 	}
 }
 
-// A preparer that was restarted keeps since when a pod is in its state, also where it looks at the pod after it has
-// listed the realities, and something else about the pod is new.
+// A restarted preparer keeps Since, even if it observes the pod after it has read the realities, and something else has
+// changed.
 func TestSinceOutlivesTheProcess(t *testing.T) {
 	t.Parallel()
 	b, now := NewBoard(), time.Now().UTC()
@@ -66,7 +66,8 @@ func TestSinceOutlivesTheProcess(t *testing.T) {
 	looping := before
 	looping.Restarts, looping.Since = 4, time.Time{}
 	b.Say(looping, now)
-	if due := b.due(stored); len(due) != 1 || !due[0].reality.Since.Equal(before.Since) || due[0].reality.Restarts != 4 {
+	if due := b.due(stored); len(due) != 1 || !due[0].reality.Since.Equal(before.Since) ||
+		due[0].reality.Restarts != 4 {
 		t.Errorf("to be written is %+v; want the time %s", due, before.Since)
 	}
 	ready := looping
@@ -78,7 +79,7 @@ func TestSinceOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// An end for want of memory, or for a check that failed, is counted once, and not one from before this process.
+// An end because of memory or a check is counted once, but not one before this preparer started.
 func TestEndsWithAReasonAreCounted(t *testing.T) {
 	t.Parallel()
 	b, now := NewBoard(), time.Now().UTC()

@@ -20,28 +20,29 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// acquireTimeout bounds one try to take the lock, so that what is in the way gets logged.
+// acquireTimeout is the longest time for one try to take the lock.
 const acquireTimeout = 10 * time.Second
 
 var errAcquireTimeout = errors.New("the node record could not be written within " + acquireTimeout.String())
 
-// NodeReader is what a Keeper reads; *store.Store is one.
+// NodeReader reads the node's record.
 type NodeReader interface {
 	Node(ctx context.Context, name string) (store.Rec[node.Node], error)
 	WatchNode(ctx context.Context, node string, onError func(error), deliver func(store.Seen[node.Node]) error) error
 }
 
-// NodeWriter is what a Keeper writes; *store.NodeSession is one.
+// NodeWriter writes the node's record and orphans.
 type NodeWriter interface {
 	AcquireNode(ctx context.Context, n node.Node, takeOver bool) error
-	// Allowed returns a record without what the gate does not allow, as far as it is known (ADR 28).
+	// Allowed returns a record without the fields that the version gate forbids (ADR 28). An unknown gate forbids none.
 	Allowed(n node.Node) node.Node
-	// GateVersion returns the gate, as it is now while it allows less than this program knows.
+	// GateVersion returns the version in the version gate. While the gate is lower than this program's version, each
+	// call reads it again.
 	GateVersion(ctx context.Context) string
 	WriteOrphans(ctx context.Context, epoch string, orphans []pod.Orphan, again bool) (node.OrphanPages, error)
 }
 
-// Keeper holds the node's lock and keeps the record under it true, and the pages of orphans that it leads to. It writes only what differs.
+// Keeper holds the node's lock, and keeps the node's record and its pages of orphans up to date.
 type Keeper struct {
 	Node    string
 	Reader  NodeReader
@@ -51,35 +52,36 @@ type Keeper struct {
 	Limiter *loop.LogLimiter
 	Log     obs.Logger
 
-	// Says returns what the record should say, and with it the orphans, if the intents that tell them are known.
-	Says     func() (n node.Node, orphans []pod.Orphan, knows bool)
-	Locked   func(bool)  // is told that the lock was taken, or is another's
-	Cut      func(n int) // is told how many fields of the record, and orphans, are cut or left out because their readers would refuse them
-	NameLost func()      // is told that another host has taken the name over, which ends all pods
-	Refused  func(bool)  // is told whether the name is another host's
+	// Says returns the desired record, and the orphans if the intents are known.
+	Says   func() (n node.Node, orphans []pod.Orphan, knows bool)
+	Locked func(bool) // called with true when the lock was taken, with false when another has it
+	// Cut is called with the number of fields and orphans that are cut because farms would refuse them.
+	Cut      func(n int)
+	NameLost func()     // called when another host took the name over; all pods must end
+	Refused  func(bool) // called with whether another host owns the name
 
-	ConfirmLoss time.Duration                      // between two answers that the name was taken over
-	RelistEvery time.Duration                      // between two looks at the pages, which nothing watches
-	LookAtGate  time.Duration                      // between two looks at the gate, give or take half
-	NewPace     func() *backoff.ExponentialBackOff // of tries
+	ConfirmLoss time.Duration                      // between the two reads that confirm a takeover
+	RelistEvery time.Duration                      // between two reads of the pages, which have no watch
+	LookAtGate  time.Duration                      // between two reads of the gate, plus or minus half
+	NewPace     func() *backoff.ExponentialBackOff // of retries
 
-	Changed wait.Signal // what Says returns may have changed
-	Recheck wait.Signal // the record must be written again, whatever it says
+	Changed wait.Signal // the result of Says may have changed
+	Recheck wait.Signal // the record must be written again, even if unchanged
 
-	written atomic.Pointer[string] // the record as last written, in the form of recordText
+	written atomic.Pointer[string] // the record as last written, from recordText
 }
 
-// Run holds the lock until ctx ends, of which it returns the cause, or the session turns out to be lost.
+// Run takes and holds the lock. It returns the cause of the end of ctx, or store.ErrLost.
 func (k *Keeper) Run(ctx context.Context) error {
 	const key = "node record"
-	pace, tellPace := k.NewPace(), k.NewPace()
-	must := true  // the record must be written, whatever it says
-	again := true // what is there of the pages must be read
+	pace, pagesPace := k.NewPace(), k.NewPace()
+	must := true  // the record must be written, even if unchanged
+	again := true // the stored pages must be read
 	for {
-		n, untold := k.recordAfterPages(ctx, again)
+		n, pagesErr := k.recordAfterPages(ctx, again)
 		n = k.Writer.Allowed(n)
-		must = must || errors.Is(untold, store.ErrLost)
-		if must || untold == nil && !k.isWritten(n) {
+		must = must || errors.Is(pagesErr, store.ErrLost)
+		if must || pagesErr == nil && !k.isWritten(n) {
 			err := k.acquire(ctx, n)
 			switch {
 			case ctx.Err() != nil:
@@ -99,21 +101,21 @@ func (k *Keeper) Run(ctx context.Context) error {
 			k.tookLock(n)
 		}
 		pause := k.RelistEvery
-		if untold == nil {
-			tellPace.Reset()
+		if pagesErr == nil {
+			pagesPace.Reset()
 		} else {
-			pause = tellPace.NextBackOff()
+			pause = pagesPace.NextBackOff()
 		}
 		var err error
 		if must, again, err = k.nextRecord(ctx, pause); err != nil {
 			return err
 		}
-		again = again || untold != nil
+		again = again || pagesErr != nil
 	}
 }
 
-// nextRecord waits until the record should be looked at again, and returns whether it must be written then, and whether it
-// should be read what there is of the pages, which nothing watches.
+// nextRecord waits until the record must be compared again. must: write it even if unchanged. again: read the pages in
+// Consul again.
 func (k *Keeper) nextRecord(ctx context.Context, pause time.Duration) (must, again bool, err error) {
 	select {
 	case <-ctx.Done():
@@ -127,8 +129,9 @@ func (k *Keeper) nextRecord(ctx context.Context, pause time.Duration) (must, aga
 	}
 }
 
-// recordAfterPages returns the record as it should be, after it has written the pages that the record leads to: whoever reads its epoch
-// can read all that the node runs (R1). Where the node does not know, or could not tell, the record says nothing about that.
+// recordAfterPages writes the pages of orphans, and then returns the record, which refers to them. So a farm that sees
+// the epoch in the record can read all pods that the node runs (R1). If the orphans are not known or not written, the
+// record has neither epoch nor pages.
 func (k *Keeper) recordAfterPages(ctx context.Context, again bool) (node.Node, error) {
 	const key = "orphans"
 	n, orphans, knows := k.Says()
@@ -141,7 +144,8 @@ func (k *Keeper) recordAfterPages(ctx context.Context, again bool) (node.Node, e
 	pages, err := k.Writer.WriteOrphans(ctx, n.Epoch, orphans, again)
 	if err != nil {
 		if !errors.Is(err, store.ErrLost) && ctx.Err() == nil {
-			k.Limiter.Report(key, "what runs here without an intent cannot be told; farms with new records wait for it before they add pods", err)
+			k.Limiter.Report(key, "cannot report which pods run here without an intent; farms with new records wait "+
+				"for this report before they add pods", err)
 		}
 		n.Epoch = ""
 		return n, err
@@ -151,8 +155,7 @@ func (k *Keeper) recordAfterPages(ctx context.Context, again bool) (node.Node, e
 	return n, nil
 }
 
-// fit cuts what farms would refuse of a record, and leaves out orphans that they would, which the record then counts,
-// and says so: a node that could not write its record because of one field of it would be no node.
+// fit cuts what farms would refuse. Otherwise one bad field could keep the node from writing its record.
 func (k *Keeper) fit(n *node.Node, orphans []pod.Orphan) []pod.Orphan {
 	const key = "record out of bounds"
 	cut := n.Fit()
@@ -161,16 +164,17 @@ func (k *Keeper) fit(n *node.Node, orphans []pod.Orphan) []pod.Orphan {
 	k.Cut(all)
 	switch {
 	case n.OrphansLeftOut > 0:
-		k.Limiter.Report(key, "farms would refuse some of what this node says; that is cut", fmt.Errorf("%d orphans are left out; cut are %v", n.OrphansLeftOut, cut))
+		k.Limiter.Report(key, "farms would refuse some of what this node says; that is cut",
+			fmt.Errorf("%d orphans are left out; cut are %v", n.OrphansLeftOut, cut))
 	case all > 0:
-		k.Limiter.Report(key, "farms would refuse some of what this node says; that is cut", fmt.Errorf("cut are %v", cut))
+		k.Limiter.Report(key, "farms would refuse some of what this node says; that is cut",
+			fmt.Errorf("cut are %v", cut))
 	default:
 		k.Limiter.Over(key)
 	}
 	return orphans
 }
 
-// notAcquired says why the node's lock is not held.
 func (k *Keeper) notAcquired(ctx context.Context, key string, err error) {
 	var conflict *store.NameConflictError
 	_, locked := store.LockedBy(err)
@@ -179,10 +183,11 @@ func (k *Keeper) notAcquired(ctx context.Context, key string, err error) {
 		k.Locked(false)
 		k.Refused(true)
 		if k.Name.Refuse(err) {
-			k.Contact.Serve(false)
+			k.Contact.SetServing(false)
 		}
-		// With the host in the message, another one is told at once.
-		k.Limiter.Report(key, "this node's name belongs to another host; no intents are taken: "+claim.HostOf(conflict.Record), err)
+		// The message names the host, so that the limiter logs another host at once.
+		k.Limiter.Report(key, "this node's name belongs to another host; no intents are taken: "+
+			claim.HostOf(conflict.Record), err)
 		k.checkName(ctx)
 	case locked:
 		k.Locked(false)
@@ -192,12 +197,11 @@ func (k *Keeper) notAcquired(ctx context.Context, key string, err error) {
 	}
 }
 
-// checkName finds out whether the other host has taken the name over, which ends all pods.
 func (k *Keeper) checkName(ctx context.Context) {
 	rec, err := k.Reader.Node(ctx, k.Node)
 	var corrupt *store.CorruptError
 	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.As(err, &corrupt) {
-		return // no answer says nothing
+		return // Consul did not answer, so nothing is known
 	}
 	read := &rec
 	if err != nil {
@@ -205,12 +209,14 @@ func (k *Keeper) checkName(ctx context.Context) {
 	}
 	lost, kept := k.Name.ConfirmTakeover(read, time.Now(), k.ConfirmLoss)
 	if kept != "" {
-		k.Log.WithField(obs.Reason, kept).Warn("pods of this host keep running although its node's name is another's; if they run elsewhere too, end them")
+		k.Log.WithField(obs.Reason, kept).Warn("pods of this host keep running although its node's name is " +
+			"another's; if they run elsewhere too, end them")
 	}
 	if !lost {
 		return
 	}
-	k.Log.WithField(obs.Reason, "taken over by host "+claim.HostOf(rec.Value)).Error("this node's name was taken over by another host, which declares this one dead; all its pods are stopped, so that none runs twice")
+	k.Log.WithField(obs.Reason, "taken over by host "+claim.HostOf(rec.Value)).Error("this node's name was taken " +
+		"over by another host, which declares this one dead; all its pods are stopped, so that none runs twice")
 	k.NameLost()
 }
 
@@ -225,7 +231,7 @@ func (k *Keeper) tookLock(n node.Node) {
 	k.written.Store(&text)
 	k.Name.Take()
 	k.Refused(false)
-	k.Contact.Serve(true) // whose name was lost was not before
+	k.Contact.SetServing(true) // a preparer without the name had no contact
 	k.Locked(true)
 }
 
@@ -234,18 +240,18 @@ func (k *Keeper) isWritten(n node.Node) bool {
 	return written != nil && *written == recordText(n)
 }
 
-// recordText returns the record without what the tenure fills in.
+// recordText omits the fields that the session sets.
 func recordText(n node.Node) string {
 	n.Incarnation, n.ConsulNode = "", ""
 	data, err := json.Marshal(n)
 	if err != nil {
-		return "" // cannot be: it is made of plain fields
+		return "" // impossible, because node.Node has plain fields only
 	}
 	return string(data)
 }
 
-// FollowGate has the record looked at again when the gate has moved: what was left out of it may be allowed by now, and a node that has nothing
-// else to say writes nothing.
+// FollowGate makes Run compare the record again when the version gate has changed, because the gate may now allow a
+// field that was left out.
 func (k *Keeper) FollowGate(ctx context.Context) error {
 	known := ""
 	for {
@@ -259,7 +265,7 @@ func (k *Keeper) FollowGate(ctx context.Context) error {
 	}
 }
 
-// Watch notices when the own record vanishes, loses its lock or is changed by somebody else.
+// Watch makes Run write the record again if it was deleted, lost its lock, or was changed by another program.
 func (k *Keeper) Watch(ctx context.Context) error {
 	const key = "own node record"
 	onError := func(err error) {

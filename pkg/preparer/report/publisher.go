@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// coalesce is how long a change waits for others of the same pod, which it is then written with.
+	// coalesce is the wait after a change, because more changes often follow at once.
 	coalesce = 20 * time.Millisecond
-	// writeTries bounds how often one reality is written again after somebody else changed it.
+	// writeTries is for one reality that another program changes meanwhile.
 	writeTries = 3
 )
 
-// Realities are what came of the node's pods, as Consul has it; *store.NodeSession are.
+// Realities reads and writes the realities of the node's pods.
 type Realities interface {
 	WriteRealities(ctx context.Context, writes ...store.RealityWrite) (index uint64, err error)
 	DeleteReality(ctx context.Context, before pod.Reality, id pod.Identity, index uint64) error
@@ -32,109 +32,106 @@ type Realities interface {
 	ListRealities(ctx context.Context) ([]store.Rec[pod.Reality], []error, error)
 }
 
-// Publisher makes the stored realities those on the board, many in one transaction where many have changed, and one transaction after the
-// other: a preparer has few connections (P8).
+// Publisher writes the board's realities to Consul. It sends one transaction after the other, because a preparer has
+// few connections (P8).
 type Publisher struct {
 	Board   *Board
 	Store   Realities
 	Limiter *loop.LogLimiter
 	Log     obs.Logger
-	Wrote   func() // is called for each reality that was written
+	Wrote   func() // called for each reality that was written
 
-	Epoch func() string // returns the cluster's epoch, as far as this node knows it
-	// Complete reports whether the board has all pods that the node has, where those that Consul has as available matter.
+	Epoch func() string // returns the cluster's epoch, as this node knows it
+	// Complete reports whether the board has all realities that matter. available: Consul has the pod as available.
 	Complete  func(available func(pod.Identity) bool) bool
-	Confirmed func() // is told that the realities are written under another epoch than before, see WrittenIn
+	Confirmed func() // called when WrittenIn becomes true for an epoch
 
-	RelistEvery time.Duration                      // between two looks at what is stored, which nothing watches; spread by half
-	NewPace     func() *backoff.ExponentialBackOff // of tries
+	// between two reads of the stored realities, which have no watch; plus or minus half
+	RelistEvery time.Duration
+	NewPace     func() *backoff.ExponentialBackOff // of retries
 
-	Relist  wait.Signal // what is stored must be read again
-	Renewed wait.Signal // writes are worth a try
-	Lost    wait.Signal // is raised when only taking the node's lock can tell whether session or record are gone
+	Relist  wait.Signal // the stored realities must be read again
+	Renewed wait.Signal // a write can succeed now
+	Lost    wait.Signal // raised when only taking the node's lock can show whether session or record are gone
 
 	// Only Run uses these.
-	stored   map[pod.Identity]store.Rec[pod.Reality] // what Consul has, as last read or written
-	listed   world                                   // as it was when that was read
-	relistAt time.Time                               // when it is read again
+	stored   map[pod.Identity]store.Rec[pod.Reality] // in Consul as last read or written
+	listed   world                                   // the world when stored was read
+	relistAt time.Time                               // when to read stored again
 
 	doubts atomic.Int64          // how often Doubt was called
-	world  atomic.Pointer[world] // see WrittenIn; nil: none
+	world  atomic.Pointer[world] // in which all was written, see WrittenIn; nil: none
 }
 
-// world is what realities are written in: after a change of it Consul may have others than this node wrote.
+// world identifies a period in which only this preparer writes the node's realities. When it changes, Consul may have
+// others than this node has written.
 type world struct {
 	epoch  string
 	doubts int64
 }
 
-func (pub *Publisher) now(epoch string) world { return world{epoch: epoch, doubts: pub.doubts.Load()} }
+func (p *Publisher) now(epoch string) world { return world{epoch: epoch, doubts: p.doubts.Load()} }
 
-// Doubt says that another preparer may have written realities, because the node's lock was not held.
-func (pub *Publisher) Doubt() { pub.doubts.Add(1) }
+// Doubt is called when the node's lock was taken or lost, because another preparer may have written meanwhile.
+func (p *Publisher) Doubt() { p.doubts.Add(1) }
 
-// WrittenIn reports whether the stored realities were read after this node knew the epoch and had its lock, and what
-// differed was written. With a new epoch the store may have gone back, and the realities with it: farms must not believe
-// those of then. A reality that Consul refuses for itself counts as written, because one bad record must not silence the
-// node.
-func (pub *Publisher) WrittenIn(epoch string) bool {
-	in := pub.world.Load()
-	return in != nil && *in == pub.now(epoch)
+// WrittenIn reports whether Consul's realities are right under this epoch: they were read after this node knew the
+// epoch and held its lock, and then all differences were written. A reality that Consul will never accept does not
+// matter, because one bad record must not keep the node from reporting.
+func (p *Publisher) WrittenIn(epoch string) bool {
+	in := p.world.Load()
+	return in != nil && *in == p.now(epoch)
 }
 
-// confirm notes that the realities are written.
-func (pub *Publisher) confirm(in world) {
-	if before := pub.world.Swap(&in); before == nil || *before != in {
-		pub.Confirmed()
+func (p *Publisher) confirm(in world) {
+	if before := p.world.Swap(&in); before == nil || *before != in {
+		p.Confirmed()
 	}
 }
 
-// available reports whether Consul has a pod as available.
-func (pub *Publisher) available(id pod.Identity) bool {
-	rec, found := pub.stored[id]
+func (p *Publisher) available(id pod.Identity) bool {
+	rec, found := p.stored[id]
 	return found && rec.Value.Available
 }
 
-// pendingWrite is one reality that should be in Consul, or should not.
 type pendingWrite struct {
 	id      pod.Identity
 	reality pod.Reality
 	erase   bool
-	stop    uint64 // index of the pod's present intent if it says `stopped` or `standby`
+	stop    uint64 // index of the pod's present intent if this intent is `stopped` or `standby`
 }
 
-// over returns what is to be written over what Consul has.
-func (r *pendingWrite) over(stored store.Rec[pod.Reality]) store.RealityWrite {
-	return store.RealityWrite{Reality: r.reality, Index: stored.Index, Before: stored.Value, StopIndex: r.stop}
+func (p *pendingWrite) over(stored store.Rec[pod.Reality]) store.RealityWrite {
+	return store.RealityWrite{Reality: p.reality, Index: stored.Index, Before: stored.Value, StopIndex: p.stop}
 }
 
-// Run writes until ctx ends, and returns its cause.
-func (pub *Publisher) Run(ctx context.Context) error {
+// Run writes realities until ctx ends, and returns the cause.
+func (p *Publisher) Run(ctx context.Context) error {
 	const key = "realities"
-	pace := pub.NewPace()
+	pace := p.NewPace()
 	for {
-		err := pub.look(ctx)
-		pause, wake := time.Until(pub.relistAt), pub.Board.Changed
+		err := p.look(ctx)
+		pause, wake := time.Until(p.relistAt), p.Board.Changed
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			pub.Limiter.Report(key, "realities cannot be written", err)
+			p.Limiter.Report(key, "realities cannot be written", err)
 			pause, wake = pace.NextBackOff(), nil
 			if errors.Is(err, store.ErrLost) {
-				pub.Lost.Raise() // only taking the lock can tell whether the session or the record is gone
+				p.Lost.Raise() // only a try to take the lock shows whether session or record is gone
 			}
 		default:
-			pub.Limiter.Over(key)
+			p.Limiter.Over(key)
 			pace.Reset()
 		}
 		select {
 		case <-ctx.Done():
 		case <-wake:
-			_ = wait.Pause(ctx, coalesce) // the loop sees the context's end
-		case <-pub.Relist:
-			pub.relistAt = time.Now()
-		case <-pub.Renewed:
+			_ = wait.Pause(ctx, coalesce) // the check below sees the end of ctx
+		case <-p.Relist:
+			p.relistAt = time.Now()
+		case <-p.Renewed:
 		case <-time.After(pause):
 		}
 		if ctx.Err() != nil {
@@ -143,49 +140,48 @@ func (pub *Publisher) Run(ctx context.Context) error {
 	}
 }
 
-// look writes what differs from what Consul has, which it reads first where that may have changed.
-func (pub *Publisher) look(ctx context.Context) error {
-	if now := pub.now(pub.Epoch()); now != pub.listed || !time.Now().Before(pub.relistAt) {
-		if err := pub.list(ctx); err != nil {
+func (p *Publisher) look(ctx context.Context) error {
+	if now := p.now(p.Epoch()); now != p.listed || !time.Now().Before(p.relistAt) {
+		if err := p.list(ctx); err != nil {
 			return err
 		}
-		pub.listed, pub.relistAt = now, time.Now().Add(pub.RelistEvery/2+rand.N(pub.RelistEvery))
+		p.listed, p.relistAt = now, time.Now().Add(p.RelistEvery/2+rand.N(p.RelistEvery))
 	}
-	complete := pub.Complete(pub.available)
-	err := pub.pass(ctx)
+	complete := p.Complete(p.available)
+	err := p.pass(ctx)
 	if complete && (err == nil || refusedForItself(err)) {
-		pub.confirm(pub.listed)
+		p.confirm(p.listed)
 	}
 	return err
 }
 
-// list reads what Consul has. A record that cannot be read counts as missing; writing it finds its index.
-func (pub *Publisher) list(ctx context.Context) error {
-	recs, corrupt, err := pub.Store.ListRealities(ctx)
+// list omits records that cannot be parsed; write reads their index.
+func (p *Publisher) list(ctx context.Context) error {
+	recs, corrupt, err := p.Store.ListRealities(ctx)
 	if err != nil {
 		return err
 	}
 	for _, err := range corrupt {
-		pub.Log.WithField(obs.Error, err).Warn("reality unreadable; it is written anew when its pod has one")
+		p.Log.WithField(obs.Error, err).Warn("reality unreadable; it is written anew when its pod has one")
 	}
-	pub.stored = make(map[pod.Identity]store.Rec[pod.Reality], len(recs))
+	p.stored = make(map[pod.Identity]store.Rec[pod.Reality], len(recs))
 	for _, rec := range recs {
-		pub.stored[rec.Value.Identity] = rec
+		p.stored[rec.Value.Identity] = rec
 	}
 	return nil
 }
 
-// pass writes everything that differs. It goes on after a failure that is about one record only.
-func (pub *Publisher) pass(ctx context.Context) error {
-	alone, failed := pub.writeTogether(ctx, pub.Board.due(pub.stored))
+// pass writes all differences. After an error about one record it continues with the others.
+func (p *Publisher) pass(ctx context.Context) error {
+	alone, failed := p.writeTogether(ctx, p.Board.due(p.stored))
 	if failed != nil {
 		return failed
 	}
 	for _, r := range alone {
-		err := pub.write(ctx, r)
+		err := p.write(ctx, r)
 		switch {
 		case err == nil && r.erase:
-			pub.Board.Changed.Raise() // the next pass notes that it is gone
+			p.Board.Changed.Raise() // the next pass marks it as erased
 		case err == nil:
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -200,9 +196,9 @@ func (pub *Publisher) pass(ctx context.Context) error {
 	return failed
 }
 
-// writeTogether writes realities many at a time and returns what has to be written alone: what is to be erased, a single one,
-// and all of a transaction that failed because of a record, for each finds out by itself whether it is the one.
-func (pub *Publisher) writeTogether(ctx context.Context, due []pendingWrite) (alone []pendingWrite, err error) {
+// writeTogether writes many realities in one transaction. alone: deletions, single realities, and the realities of a
+// transaction that failed because of one record.
+func (p *Publisher) writeTogether(ctx context.Context, due []pendingWrite) (alone []pendingWrite, err error) {
 	var together []pendingWrite
 	for _, r := range due {
 		if r.erase {
@@ -214,7 +210,7 @@ func (pub *Publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 	for len(together) > 0 {
 		writes := make([]store.RealityWrite, len(together))
 		for i := range together {
-			writes[i] = together[i].over(pub.stored[together[i].id])
+			writes[i] = together[i].over(p.stored[together[i].id])
 		}
 		writes = writes[:store.Together(writes)]
 		some := together[:len(writes)]
@@ -223,19 +219,19 @@ func (pub *Publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 			alone = append(alone, some...)
 			continue
 		}
-		index, err := pub.Store.WriteRealities(ctx, writes...)
+		index, err := p.Store.WriteRealities(ctx, writes...)
 		switch {
 		case err == nil:
 			for _, r := range some {
-				pub.wrote(r, index)
+				p.wrote(r, index)
 			}
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		case errors.Is(err, store.ErrUnknown):
-			if listErr := pub.list(ctx); listErr != nil {
+			if listErr := p.list(ctx); listErr != nil {
 				return nil, fmt.Errorf("%d realities: %w; read them again: %w", len(some), err, listErr)
 			}
-			alone = append(alone, some...) // of which those that were written after all are not written again
+			alone = append(alone, some...) // if the transaction was written after all, write finds nothing to do
 		case errors.Is(err, store.ErrLost) || !aboutRecord(err):
 			return nil, fmt.Errorf("%d realities: %w", len(some), err)
 		default:
@@ -245,47 +241,49 @@ func (pub *Publisher) writeTogether(ctx context.Context, due []pendingWrite) (al
 	return alone, nil
 }
 
-// aboutRecord reports whether an error is about what is written, so that other writes may do better.
+// aboutRecord reports whether an error is about the written record, so that other writes may succeed.
 func aboutRecord(err error) bool {
-	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrRefused)
+	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrInvalid) ||
+		errors.Is(err, store.ErrRefused)
 }
 
-// refusedForItself reports whether an error says that Consul takes no such record, now or later.
+// refusedForItself reports whether Consul will never accept the record.
 func refusedForItself(err error) bool {
-	return (errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrInvalid) || errors.Is(err, store.ErrRefused)) &&
+	return (errors.Is(err, store.ErrTooLarge) || errors.Is(err, store.ErrInvalid) ||
+		errors.Is(err, store.ErrRefused)) &&
 		!errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrLost)
 }
 
-// wrote notes that Consul has a reality, and at what index.
-func (pub *Publisher) wrote(r pendingWrite, index uint64) {
-	pub.stored[r.id] = store.Rec[pod.Reality]{Value: r.reality, Index: index}
-	pub.Wrote()
+func (p *Publisher) wrote(r pendingWrite, index uint64) {
+	p.stored[r.id] = store.Rec[pod.Reality]{Value: r.reality, Index: index}
+	p.Wrote()
 }
 
-// write carries one write out. After an outcome that is not known the record is read again: the index keeps a write that
-// lingers from landing over a later one.
-func (pub *Publisher) write(ctx context.Context, r pendingWrite) error {
+// write carries out one write or deletion. After a conflict or an unknown outcome it writes with the index that it
+// reads again, so that an earlier write that arrives late cannot replace a later one.
+func (p *Publisher) write(ctx context.Context, r pendingWrite) error {
 	var err error
 	for range writeTries {
-		rec, found := pub.stored[r.id]
+		rec, found := p.stored[r.id]
 		switch {
 		case r.erase && !found, !r.erase && found && sameReality(rec.Value, r.reality):
 			return nil
 		case r.erase:
-			if err = pub.Store.DeleteReality(ctx, rec.Value, r.id, rec.Index); err == nil {
-				delete(pub.stored, r.id)
+			if err = p.Store.DeleteReality(ctx, rec.Value, r.id, rec.Index); err == nil {
+				delete(p.stored, r.id)
 			}
 		default:
 			var index uint64
-			if index, err = pub.Store.WriteRealities(ctx, r.over(rec)); err == nil {
-				pub.wrote(r, index)
+			if index, err = p.Store.WriteRealities(ctx, r.over(rec)); err == nil {
+				p.wrote(r, index)
 			}
 		}
 		if !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrUnknown) {
 			break
 		}
-		r.stop = 0 // it may be the intent that has changed; what is counted without need only makes the owner look again
-		if readErr := pub.reread(ctx, r.id); readErr != nil {
+		// The intent may have changed. An unneeded drop only makes the owner look again.
+		r.stop = 0
+		if readErr := p.reread(ctx, r.id); readErr != nil {
 			return fmt.Errorf("%w; read it again: %w", err, readErr)
 		}
 	}
@@ -295,18 +293,18 @@ func (pub *Publisher) write(ctx context.Context, r pendingWrite) error {
 	return nil
 }
 
-func (pub *Publisher) reread(ctx context.Context, id pod.Identity) error {
-	rec, err := pub.Store.Reality(ctx, id)
+func (p *Publisher) reread(ctx context.Context, id pod.Identity) error {
+	rec, err := p.Store.Reality(ctx, id)
 	var corrupt *store.CorruptError
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		delete(pub.stored, id)
+		delete(p.stored, id)
 		return nil
 	case errors.As(err, &corrupt):
-		rec.Value = pod.Reality{Available: true} // as far as anybody knows
+		rec.Value = pod.Reality{Available: true} // assume the worst, because the record cannot be parsed
 	case err != nil:
 		return err
 	}
-	pub.stored[id] = rec
+	p.stored[id] = rec
 	return nil
 }

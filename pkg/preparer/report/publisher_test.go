@@ -12,7 +12,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
-// countingSession answers every write with an error, or without one.
+// countingSession counts writes, which return err.
 type countingSession struct {
 	Realities
 	err   error
@@ -47,11 +47,13 @@ func publisherOf(pods int, err error) (*Publisher, *countingSession) {
 	for i := range pods {
 		board.Say(pod.Reality{Identity: ident(i)}, time.Now())
 	}
-	return &Publisher{Board: board, Store: session, Wrote: func() {}, RelistEvery: time.Hour, stored: map[pod.Identity]store.Rec[pod.Reality]{}}, session
+	return &Publisher{
+		Board: board, Store: session, Wrote: func() {}, RelistEvery: time.Hour,
+		stored: map[pod.Identity]store.Rec[pod.Reality]{},
+	}, session
 }
 
-// What Consul refuses about one record keeps no other from being written: each is tried alone. A lost session, or none that
-// answers, does.
+// If Consul refuses one record, each is tried alone. Without a session or an answer, no more are tried.
 func TestPassGoesOnAfterOneRecord(t *testing.T) {
 	t.Parallel()
 	const pods = 5
@@ -65,11 +67,12 @@ func TestPassGoesOnAfterOneRecord(t *testing.T) {
 		{errors.New("connection refused"), 0},
 	} {
 		pub, session := publisherOf(pods, c.err)
-		if err := pub.pass(t.Context()); !errors.Is(err, c.err) || len(session.alone) != c.alone || session.sizes[0] != pods {
-			t.Errorf("%v: transactions of %d, %d records tried alone, want %d; the pass says %v", c.err, session.sizes, len(session.alone), c.alone, err)
+		if err := pub.pass(t.Context()); !errors.Is(err, c.err) || len(session.alone) != c.alone ||
+			session.sizes[0] != pods {
+			t.Errorf("%v: transactions of %d, %d records tried alone, want %d; the pass says %v", c.err, session.sizes,
+				len(session.alone), c.alone, err)
 		}
 	}
-	// One that is alone from the beginning is tried once.
 	if pub, session := publisherOf(1, store.ErrTooLarge); pub.pass(t.Context()) == nil || len(session.sizes) != 1 {
 		t.Errorf("transactions of %d", session.sizes)
 	}
@@ -80,14 +83,15 @@ func (c *countingSession) ListRealities(context.Context) ([]store.Rec[pod.Realit
 	return c.there, nil, c.listErr
 }
 
-// After an unknown outcome the pass reads what is there: what was written after all is not written again, and where nothing
-// answers nothing more is tried.
+// After an unknown outcome, pass reads the realities again, and repeats only missing ones. If the read fails, pass
+// tries nothing more.
 func TestPassAfterUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	const pods = 5
 	pub, session := publisherOf(pods, store.ErrUnknown)
 	session.listErr = errors.New("no answer")
-	if err := pub.pass(t.Context()); !errors.Is(err, store.ErrUnknown) || !errors.Is(err, session.listErr) || len(session.sizes) != 1 || session.lists != 1 {
+	if err := pub.pass(t.Context()); !errors.Is(err, store.ErrUnknown) || !errors.Is(err, session.listErr) ||
+		len(session.sizes) != 1 || session.lists != 1 {
 		t.Errorf("%v after transactions of %d and %d lists; want one of each", err, session.sizes, session.lists)
 	}
 	pub, session = publisherOf(pods, store.ErrUnknown)
@@ -99,7 +103,7 @@ func TestPassAfterUnknownOutcome(t *testing.T) {
 	}
 }
 
-// Many realities are few transactions, and what was written is not written again.
+// Many realities share few transactions, and are written once.
 func TestPassWritesManyTogether(t *testing.T) {
 	t.Parallel()
 	pub, session := publisherOf(2*store.MaxRealities+1, nil)
@@ -113,8 +117,8 @@ func TestPassWritesManyTogether(t *testing.T) {
 	}
 }
 
-// The realities are written in an epoch when nothing is left to write but what Consul takes neither now nor later. They
-// are not while the board lacks pods, nor after the node's lock was lost.
+// WrittenIn is true if all realities are written, except realities that Consul will never accept. It is false while the
+// board lacks pods, and after the node's lock was lost.
 func TestRealitiesAreWrittenInAnEpoch(t *testing.T) {
 	t.Parallel()
 	down := errors.New("connection refused")
@@ -142,7 +146,8 @@ func TestRealitiesAreWrittenInAnEpoch(t *testing.T) {
 			t.Errorf("%s: the look says %v", c.name, err)
 		}
 		if pub.WrittenIn(epoch) != c.want || pub.WrittenIn("e2") || (confirmed == 1) != c.want {
-			t.Errorf("%s: written in e1 %t, in e2 %t, confirmed %d times", c.name, pub.WrittenIn("e1"), pub.WrittenIn("e2"), confirmed)
+			t.Errorf("%s: written in e1 %t, in e2 %t, confirmed %d times", c.name, pub.WrittenIn("e1"),
+				pub.WrittenIn("e2"), confirmed)
 		}
 		if !c.want || c.err != nil {
 			continue
@@ -155,12 +160,14 @@ func TestRealitiesAreWrittenInAnEpoch(t *testing.T) {
 			t.Error("the realities count as written although the lock was lost")
 		}
 		if err := pub.look(t.Context()); err != nil || !pub.WrittenIn(epoch) || session.lists != 2 {
-			t.Errorf("after the lock was taken again: %v, written %t, %d lists", err, pub.WrittenIn(epoch), session.lists)
+			t.Errorf("after the lock was taken again: %v, written %t, %d lists", err,
+				pub.WrittenIn(epoch), session.lists)
 		}
 	}
 }
 
-// Consul's word that a pod is available must not stand for one of which the board says nothing.
+// available returns whether Consul has a pod as available. If the board has no reality of such a pod, the realities are
+// not complete.
 func TestWhatConsulHasAsAvailable(t *testing.T) {
 	t.Parallel()
 	pub, _ := publisherOf(0, nil)

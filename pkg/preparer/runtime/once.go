@@ -7,9 +7,9 @@ import (
 	"os"
 )
 
-// Once is a program that runs once, to its end.
+// Once is a program of RunOnce.
 type Once struct {
-	// Name tells it from all others that run at the same time on the node; letters, digits, '-', '_' and '.' only.
+	// Name is unique among the programs that run at the same time; letters, digits, '-', '_' and '.' only.
 	Name      string
 	Command   []string // absolute path of the program, then its arguments
 	Env       []string // KEY=value; nothing else is inherited
@@ -17,19 +17,20 @@ type Once struct {
 	Isolation *Isolation
 }
 
-// Streams are what a program reads and writes.
+// Streams are the program's stdin, stdout and stderr.
 type Streams struct {
-	Input          *os.File  // the program's own; nil: nothing to read
-	Output, Errors io.Writer // nil: nowhere, and where Output goes. What a writer does not take is dropped
-	// MaxBytes bounds what it writes. Then stdout and stderr both go to Output, and what is more is dropped and counted there. Zero:
-	// nothing is bounded or mixed.
+	Input  *os.File  // stdin; nil: empty
+	Output io.Writer // stdout; nil: dropped. If a writer returns an error, the rest is dropped
+	Errors io.Writer // stderr; nil: it goes to Output
+	// MaxBytes bounds the output of both streams, which then go to Output, with the number of dropped bytes. Zero: no
+	// bound.
 	MaxBytes int64
 }
 
-// Command is a command that Exec is to run, whatever its streams are.
+// Command runs a command by Exec.
 type Command func(ctx context.Context, streams Streams) (Exit, error)
 
-// Exit is how a program ended that ran once.
+// Exit is how a program ended.
 type Exit struct {
 	Code   int    `json:"code"`             // exit status; -1 when a signal ended it
 	Signal string `json:"signal,omitempty"` // such as SIGKILL
@@ -38,7 +39,7 @@ type Exit struct {
 // OK reports whether the program succeeded.
 func (e Exit) OK() bool { return e.Code == 0 && e.Signal == "" }
 
-// String says in words how it ended.
+// String is for messages.
 func (e Exit) String() string {
 	if e.Signal != "" {
 		return "was ended by " + e.Signal

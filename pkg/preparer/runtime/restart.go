@@ -8,9 +8,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// Again reports whether an end like this one is followed by a start. One that was asked for by Restart counts as a failure. An end that nobody was told of, because the
-// supervisor or the whole node was down, counts as a failure. A program that could not be started at all has not ended:
-// that is tried again under every policy.
+// Again reports whether the runtime starts the process again after this end. Two ends count as failures for OnFailure:
+// an end that Restart caused, and an end that no supervisor saw.
 func (r Restart) Again(e pod.Exit) bool {
 	switch r.Policy {
 	case Never:
@@ -22,8 +21,8 @@ func (r Restart) Again(e pod.Exit) bool {
 	}
 }
 
-// Delay returns the pause before the next start after so many short runs in a row, none before the first. lo and hi
-// are what a runtime does where the spec says nothing.
+// Delay returns the pause before the next start, after shortRuns short runs in a row. lo and hi are defaults for Min
+// and Max.
 func (r Restart) Delay(shortRuns int, lo, hi time.Duration) time.Duration {
 	if shortRuns == 0 {
 		return 0
@@ -43,7 +42,7 @@ func (r Restart) Delay(shortRuns int, lo, hi time.Duration) time.Duration {
 	return min(lo, hi)
 }
 
-// Signal returns what asks the process to end; false when its name is not known.
+// Signal returns false if the name in StopSignal is not known.
 func (p Process) Signal() (unix.Signal, bool) {
 	if p.StopSignal == "" {
 		return unix.SIGTERM, true

@@ -52,10 +52,10 @@ func TestRestartDelay(t *testing.T) {
 		{runtime.Restart{Min: time.Second}, 0, 0},
 		{runtime.Restart{Min: time.Second}, 1, time.Second},
 		{runtime.Restart{Min: time.Second}, 20, hi},
-		{runtime.Restart{Min: time.Minute}, 1, time.Minute}, // above the runtime's bound: its own
+		{runtime.Restart{Min: time.Minute}, 1, time.Minute}, // Min is above the runtime's default for Max
 		{runtime.Restart{Min: time.Minute}, 5, time.Minute},
 		{runtime.Restart{Max: time.Second}, 20, time.Second},
-		{runtime.Restart{Max: time.Millisecond}, 1, time.Millisecond}, // below the runtime's first delay
+		{runtime.Restart{Max: time.Millisecond}, 1, time.Millisecond}, // Max is below the runtime's default for Min
 		{runtime.Restart{Min: time.Second, Max: time.Hour}, 3, 4 * time.Second},
 		{runtime.Restart{Min: time.Second, Max: time.Hour}, 1 << 20, time.Hour},
 	} {
@@ -77,7 +77,10 @@ func TestRestartDelay(t *testing.T) {
 }
 
 func TestSpecSignal(t *testing.T) {
-	for name, want := range map[string]unix.Signal{"": unix.SIGTERM, "SIGTERM": unix.SIGTERM, "SIGINT": unix.SIGINT, "SIGUSR2": unix.SIGUSR2} {
+	for name, want := range map[string]unix.Signal{
+		"": unix.SIGTERM, "SIGTERM": unix.SIGTERM, "SIGINT": unix.SIGINT,
+		"SIGUSR2": unix.SIGUSR2,
+	} {
 		if got, ok := (runtime.Process{StopSignal: name}).Signal(); got != want || !ok {
 			t.Errorf("%q is %v, %t; want %v", name, got, ok, want)
 		}

@@ -1,8 +1,6 @@
-// Package runtime is the seam between the preparer and whatever runs processes on its node: what is kept running, programs that run
-// once, and commands beside what runs. A runtime outlives the preparer: processes keep their pids when the preparer restarts.
-//
-// The preparer says what is wanted, down to who a process is and what it may take. How a node does that, as with cgroups or mounts, is
-// the runtime's.
+// Package runtime is the interface between the preparer and the supervisor, which runs the node's processes and
+// outlives the preparer. The preparer specifies what must run, as which user and with which limits. The runtime decides
+// how, for example with cgroups and mounts.
 package runtime
 
 import (
@@ -16,83 +14,79 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// Runtime runs processes. All methods are safe for concurrent use. An error means that the runtime could not be
-// reached or refused; it never means that a process stopped.
+// Runtime runs processes. All methods are safe for concurrent use. An error means that the runtime refused the call, or
+// that the caller could not reach the runtime. It never means that a process stopped.
 type Runtime interface {
-	// Start makes the process run, and keep running as its restart policy says. It is idempotent: the same Spec again
-	// changes nothing, also when that process has exited. The same ID with a different Spec is refused with ErrExists.
+	// Start makes the process run. It is idempotent: a second call with the same Spec changes nothing, even if the
+	// process has exited. If the ID is in use with another Spec, Start returns ErrExists.
 	Start(ctx context.Context, spec Spec) error
-	// Stop asks the process and its whole group to end with its stop signal, kills the group after spec.StopGrace, and
-	// returns when nothing of it runs any more, nor of a command that Exec runs beside it, whichever preparer asked for that. It is
-	// idempotent; an unknown ID counts as stopped.
+	// Stop sends the stop signal to the process group, kills the group after spec.StopGrace, and returns when no
+	// process of the group runs. It also ends commands of Exec, even of an earlier preparer. It is idempotent. For an
+	// unknown ID it returns nil.
 	Stop(ctx context.Context, id string) error
-	// Restart ends one run of a process as Stop does, and starts the process again as if it had crashed, with the pause
-	// that follows from its short runs. It returns when that is under way, and may be repeated. It changes nothing for a
-	// run that is over, or of a process that is stopped or about to be. It is refused with ErrInvalid where the policy is
-	// Never, and with ErrTooOld.
+	// Restart ends one run in the same way as Stop, and the process is started again as after a crash. It returns when
+	// the restart is under way, and can be called again. If the run is over, or the process is stopped or being
+	// stopped, it changes nothing. Errors to test for: ErrTooOld, and ErrInvalid if the policy is Never.
 	Restart(ctx context.Context, ask RestartRequest) error
-	// Relimit holds a process to other limits of CPU and memory, now if it runs, and from its next start on. It is
-	// idempotent. Memory is not lowered below what is used. It is refused with ErrKeepsLimits, where the process has the
-	// limits that it had, and with ErrTooOld.
+	// Relimit changes a process's limits of CPU and memory, at once and for its next starts. It is idempotent. Errors
+	// to test for: ErrTooOld, and ErrKeepsLimits if nothing has changed.
 	Relimit(ctx context.Context, to LimitRequest) error
-	// Remove forgets a stopped or exited process. It refuses one that runs or waits to; an unknown ID is fine.
+	// Remove forgets a stopped or exited process. For another process it returns ErrNotStopped, for an unknown ID nil.
 	Remove(ctx context.Context, id string) error
-	// Watch returns the state of every process as soon as anything differs from the given cursor (zero: at once),
-	// or when the context ends. The cursor that comes back goes into the next call.
+	// Watch returns the state of all processes, and a cursor for the next call, as soon as any state differs from the
+	// state at the given cursor. With cursor zero it returns at once. It also returns when the context ends.
 	Watch(ctx context.Context, cursor uint64) ([]Status, uint64, error)
-	// Watchdogs reports whether a process that is started now has the Watchdog of its Spec, as far as the latest answer to Watch says.
+	// Watchdogs reports whether the latest answer to Watch says that the runtime supports Spec.Watchdog.
 	Watchdogs() bool
-	// Ping returns nil once the runtime has answered, and could have written what it does to its disk. It waits for no
-	// other call, however long those rightly take. It has no limit of its own: a runtime that stands still answers when it
-	// goes on.
+	// Ping returns nil when the runtime has answered and can write to its disk. It has no time limit, and does not wait
+	// for other calls, because some take long although nothing is wrong.
 	Ping(ctx context.Context) error
 
-	// RunOnce runs a program to its end and returns how it ended. When ctx ends first, everything of it is killed and the cause of
-	// ctx's end comes back. Nothing of the program runs when RunOnce returns, unless that is ErrSurvived, nor after the death of the
-	// preparer.
+	// RunOnce runs a program to its end. If ctx ends first, RunOnce kills all processes of the program and returns the
+	// cause. When it returns, no process of the program runs, with two exceptions: the error is ErrSurvived, or
+	// something else killed the guard of the program. No process of the program outlives the preparer.
 	RunOnce(ctx context.Context, run Once, streams Streams) (Exit, error)
-	// Exec is RunOnce for a command beside a supervised process: with its environment, directory and isolation. It is refused with
-	// ErrNotRunning for an ID that is unknown, and for a process that is stopped or about to be. Stop ends the command.
+	// Exec runs a command in the same way as RunOnce, with the environment, directory and isolation of a supervised
+	// process. If the ID is unknown, or the process is stopped or being stopped, it returns ErrNotRunning.
 	Exec(ctx context.Context, id string, command []string, streams Streams) (Exit, error)
 }
 
-// Errors that every runtime returns and a caller may test for.
+// Errors that a caller can test for.
 var (
-	// ErrExists is returned by Start for an ID that is in use with another Spec.
+	// ErrExists is returned by Start.
 	ErrExists = errors.New("a process with this id and another specification exists")
-	// ErrInvalid is returned for a specification or a command that cannot be run; nothing was changed.
+	// ErrInvalid means that a specification or a command cannot run. Nothing has changed.
 	ErrInvalid = errors.New("not a valid process specification")
-	// ErrNotStopped is returned by Remove for a process that is not stopped.
+	// ErrNotStopped is returned by Remove.
 	ErrNotStopped = errors.New("the process is not stopped")
-	// ErrNotRunning is returned by Exec where there is nothing to run a command beside.
+	// ErrNotRunning is returned by Exec.
 	ErrNotRunning = errors.New("the process is stopped, or about to be")
-	// ErrKeepsLimits is returned by Relimit for a process whose limits cannot change while it runs: it has no cgroup, it
-	// uses more memory than the new limit leaves, or the kernel refused.
+	// ErrKeepsLimits is returned by Relimit: the process has no cgroup, or it uses too much memory for the new limit,
+	// or the kernel has refused.
 	ErrKeepsLimits = errors.New("its limits cannot be changed while it runs")
-	// ErrTooOld is returned by Restart and Relimit where what runs the processes is older than that request. Nothing was
-	// changed.
+	// ErrTooOld means that the supervisor is so old that it does not know Restart or Relimit. Nothing has changed.
 	ErrTooOld = errors.New("the node's supervisor is too old for this")
 	// ErrNotStarted is returned by RunOnce and Exec when the program could not be executed.
 	ErrNotStarted = errors.New("not started")
-	// ErrNoProgram is an ErrNotStarted: there is no file of the program's name. A script whose interpreter is missing
-	// is there.
+	// ErrNoProgram is an ErrNotStarted: no file has the program's name. A missing interpreter of a script is another
+	// ErrNotStarted.
 	ErrNoProgram = fmt.Errorf("%w: no such program", ErrNotStarted)
-	// ErrSurvived is in what RunOnce, Exec and Stop return when something did not end although it was killed.
+	// ErrSurvived means that a process was killed and has not ended in time.
 	ErrSurvived = errors.New("killed, and not dead yet")
 )
 
-// Spec is one process to supervise, and what keeps it from the rest of the node.
+// Spec is a process with its isolation from the rest of the node.
 type Spec struct {
 	Process
 
-	Isolation *Isolation `json:"isolation,omitempty"` // nil: it runs as the supervisor does
+	Isolation *Isolation `json:"isolation,omitempty"` // nil: the process runs as the supervisor's user, without limits
 }
 
 // Process is one process to supervise.
 type Process struct {
 	ID        string        `json:"id"`         // unique on the node; letters, digits, '-', '_' and '.' only
-	Pod       pod.Identity  `json:"pod"`        // what it belongs to; given back in Status
-	Revision  int64         `json:"revision"`   // of the intent; given back in Status
+	Pod       pod.Identity  `json:"pod"`        // the pod of the process; returned in Status
+	Revision  int64         `json:"revision"`   // of the intent; returned in Status
 	Name      string        `json:"name"`       // of the launchable
 	Command   []string      `json:"command"`    // absolute path of the program, then its arguments
 	Env       []string      `json:"env"`        // KEY=value; nothing else is inherited
@@ -104,52 +98,49 @@ type Process struct {
 
 	StopSignal string  `json:"stop_signal,omitempty"` // such as SIGINT; empty: SIGTERM
 	Restart    Restart `json:"restart,omitzero"`
-	// StartSuspended: when the machine was restarted the process is Stopped until somebody starts it again.
+	// StartSuspended: after a restart of the machine, the process is Stopped until Start is called again.
 	StartSuspended bool `json:"hold_after_boot,omitempty"`
-	// Watchdog stops the process, whatever becomes of the preparer; nil: only who asks for it does. A runtime that knows none gives it back
-	// in Status without one.
+	// Watchdog is nil for no watchdog. If a runtime does not support watchdogs, the Spec in its Status has none.
 	Watchdog *Watchdog `json:"watchdog,omitempty"`
 }
 
-// Watchdog is a note that somebody has to renew so that a process runs on. When the moment in it is longer ago than Timeout, the process is
-// stopped as Stop does it, and is Stopped until it is started again. A note that is missing, unreadable, or not of this start of the machine
-// is as one that was not renewed: the latest that was read counts, and before the first one the time when the runtime was told to start the
-// process, or took it over. A runtime that takes over one that does not run does not start it.
+// Watchdog stops the process in the same way as Stop when the time in a note on the disk is older than Timeout. The
+// process is then Stopped until Start is called again. If the note is missing, unreadable, or from before the machine's
+// last boot, the latest valid time counts. Before the first valid time, it is the time when the runtime was asked to
+// start the process, or took it over. A process with a Watchdog that does not run at a takeover is not started.
 type Watchdog struct {
 	Note    string        `json:"note"` // absolute path of the file; see proc.WriteNote
 	Timeout time.Duration `json:"timeout"`
 }
 
-// Restart says what follows the end of a process.
+// Restart is what the runtime does when a process ends.
 type Restart struct {
 	Policy RestartPolicy `json:"policy,omitempty"` // empty: Always
 	Min    time.Duration `json:"min,omitempty"`    // before the first restart; zero: the runtime's default
-	Max    time.Duration `json:"max,omitempty"`    // bound of its doubling; zero: the runtime's default
-	// Stable is how long a run lasts after which the pauses begin with Min again, unless the runtime's default is longer.
+	Max    time.Duration `json:"max,omitempty"`    // the pause doubles up to Max; zero: the runtime's default
+	// Stable is how long a run must last so that it is not a short run. If the runtime's default is longer, it is used.
 	Stable time.Duration `json:"stable,omitempty"`
 }
 
-// RestartRequest asks for the end of one run of a process, and for the next.
+// RestartRequest asks for the end of one run and the start of the next.
 type RestartRequest struct {
 	ID        string    `json:"id"`
-	PID       int       `json:"pid"` // this and the next: which run, as Status has it
+	PID       int       `json:"pid"` // with StartedAt: which run to end, as in Status
 	StartedAt time.Time `json:"started_at"`
-	Reason    string    `json:"reason"` // for its LastExit
-	// Stable is how long this run and the next must last so as not to be short ones, unless what counts otherwise is
-	// longer.
+	Reason    string    `json:"reason"` // Reason of the LastExit
+	// Stable is Restart.Stable for this run and the next run.
 	Stable time.Duration `json:"stable,omitempty"`
 }
 
-// LimitRequest asks for other limits of a process.
+// LimitRequest asks for new limits of a process.
 type LimitRequest struct {
 	ID     string `json:"id"`
 	CPU    int64  `json:"cpu"`    // thousandths of a core; zero: none
 	Memory int64  `json:"memory"` // bytes; zero: none
 }
 
-// RestartPolicy says which ends of a process are followed by a start. A node that goes down ends its processes in a way
-// that nobody is told of: after it has booted, what ran starts again under Always and OnFailure, and has exited under
-// Never. What had exited before stays so.
+// RestartPolicy decides after which ends a process is started again. A process that ran when the machine went down
+// starts again after the boot under Always and OnFailure, and counts as exited under Never.
 type RestartPolicy = manifest.RestartPolicy
 
 // The restart policies.
@@ -159,8 +150,8 @@ const (
 	Never     = manifest.RestartNever
 )
 
-// Isolation is what is wanted to keep a process from the rest of the node: a user, limits, a /tmp of its own. A runtime that cannot do
-// what is asked does not start the process, but for limits that the node cannot hold.
+// Isolation separates a process from the rest of the node. If the runtime cannot apply it, the process does not start.
+// But the runtime ignores limits that the node cannot enforce.
 type Isolation = confine.Isolation
 
 // Phase is where a process is in its life.
@@ -170,11 +161,11 @@ type Phase string
 const (
 	Starting Phase = "starting"
 	Running  Phase = "running"
-	Backoff  Phase = "backoff" // ended, waits for its next start
-	Exited   Phase = "exited"  // ended, and its restart policy leaves it at that
+	Backoff  Phase = "backoff" // ended, and waits for its next start
+	Exited   Phase = "exited"  // ended, and its restart policy does not start it again
 	Stopping Phase = "stopping"
-	Stopped  Phase = "stopped" // asked to stop, and nothing of it runs
-	Unknown  Phase = "unknown" // what was recorded of it cannot be read; its spec has nothing but the ID
+	Stopped  Phase = "stopped" // was asked to stop, and no process of it runs
+	Unknown  Phase = "unknown" // the runtime cannot read its record; Spec has only the ID
 )
 
 // Status is what a runtime knows about one process.
@@ -183,15 +174,14 @@ type Status struct {
 	State
 }
 
-// State is how a process is.
+// State is the current state of a process.
 type State struct {
 	Phase     Phase     `json:"phase"`
 	PID       int       `json:"pid,omitempty"`
 	StartedAt time.Time `json:"started_at,omitzero"`
 	Restarts  int       `json:"restarts"`
-	// ShortRuns is how many runs in a row, attempts to start included, were over before they were stable. It is zero again as soon
-	// as one is.
+	// ShortRuns is how many runs in a row were short (see Restart.Stable), including failed starts.
 	ShortRuns int       `json:"short_runs,omitempty"`
 	LastExit  *pod.Exit `json:"last_exit,omitempty"`
-	Message   string    `json:"message,omitempty"` // why it does not run, such as an exec error
+	Message   string    `json:"message,omitempty"` // why the process does not run, such as an exec error
 }

@@ -9,19 +9,20 @@ import (
 	"strings"
 )
 
-// MaxIDBytes bounds the length of an ID: with a prefix and a suffix it is a file name of at most 255 bytes.
+// MaxIDBytes is the longest ID. With a prefix and a suffix, an ID becomes a file name of at most 255 bytes.
 const MaxIDBytes = 200
 
 var validID = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*$`)
 
-// Validate reports the first mistake in the process, as ErrInvalid. What isolates it is not looked at.
+// Validate returns an ErrInvalid that names the first mistake. It does not check the isolation.
 func (p Process) Validate() error {
 	invalid := func(field string, value any, allowed string) error {
 		return fmt.Errorf("%w: %s: %q is not valid; allowed: %s", ErrInvalid, field, fmt.Sprint(value), allowed)
 	}
 	switch {
 	case len(p.ID) > MaxIDBytes || !validID.MatchString(p.ID):
-		return invalid("id", p.ID, fmt.Sprintf("1 to %d letters, digits, '-', '_' and '.', not starting with '.'", MaxIDBytes))
+		return invalid("id", p.ID,
+			fmt.Sprintf("1 to %d letters, digits, '-', '_' and '.', not starting with '.'", MaxIDBytes))
 	case len(p.Command) == 0 || !filepath.IsAbs(p.Command[0]):
 		return invalid("command", p.Command, "the absolute path of a program, then its arguments")
 	case !filepath.IsAbs(p.Dir):
@@ -63,7 +64,7 @@ func (p Process) Validate() error {
 	return nil
 }
 
-// Same compares two processes; an empty list equals a missing one, as they do after a trip through JSON.
+// Same reports whether two processes are equal. An empty list equals a missing list.
 func (p Process) Same(other Process) bool {
 	if !slices.Equal(p.Command, other.Command) || !slices.Equal(p.Env, other.Env) {
 		return false

@@ -19,7 +19,8 @@ func TestIsolationValidate(t *testing.T) {
 	} {
 		iso := good
 		change(&iso)
-		if err := iso.Validate(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
+		if err := iso.Validate(); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("got %v, want an error with %q and what is allowed", err, want)
 		}
 	}

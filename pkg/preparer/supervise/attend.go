@@ -8,33 +8,31 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// ErrSilent is what calls end with while the runtime is known not to answer. What was asked for may still be done when
-// it goes on.
+// ErrSilent means that the runtime does not answer. It may still carry out the call later.
 var ErrSilent = errors.New("the node's supervisor does not answer")
 
-// looks is how many times the wait for an answer is divided. A preparer that stood still itself has lost one of these,
-// and finds the answer after it.
+// looks is the number of parts of the wait for an answer. If the preparer itself was suspended, only one part is over
+// when it continues, so it does not report the runtime as silent.
 const looks = 10
 
-// Attend asks the runtime whether it answers, again and again until ctx ends. While an answer is awaited for longer
-// than the given time, it calls told with true, once in a while, and all other calls to the runtime end with ErrSilent.
-// When the answer comes it calls told with false. It asks once, and waits for that answer: a supervisor that stands
-// still is not left with a heap of questions.
-func (s *Processes) Attend(ctx context.Context, every, after time.Duration, told func(silent bool)) {
-	s.heed(false, told)
+// Attend pings the runtime regularly until ctx ends. It calls report with true when a ping fails, and again and again
+// while a ping lasts longer than the time after. Then all other calls end with ErrSilent. It calls report with false
+// when a ping succeeds. Only one ping is under way at a time, because others would wait in a suspended supervisor.
+func (p *Processes) Attend(ctx context.Context, every, after time.Duration, report func(silent bool)) {
+	p.setSilent(false, report)
 	for wait.Pause(ctx, every) == nil {
 		answer := make(chan error, 1)
-		go func() { answer <- s.runtime.Ping(ctx) }()
+		go func() { answer <- p.runtime.Ping(ctx) }()
 		for look, waits := 0, true; waits; look++ {
 			timer := time.NewTimer(after / looks)
 			select {
 			case err := <-answer:
 				if waits = false; ctx.Err() == nil {
-					s.heed(err != nil, told)
+					p.setSilent(err != nil, report)
 				}
 			case <-timer.C:
 				if look+1 >= looks {
-					s.heed(true, told)
+					p.setSilent(true, report)
 				}
 			}
 			timer.Stop()
@@ -42,29 +40,27 @@ func (s *Processes) Attend(ctx context.Context, every, after time.Duration, told
 	}
 }
 
-// heed has calls to the runtime end, or lets them be made again, before anybody is told.
-func (s *Processes) heed(silent bool, told func(silent bool)) {
-	s.mu.Lock()
+func (p *Processes) setSilent(silent bool, report func(silent bool)) {
+	p.mu.Lock()
 	select {
-	case <-s.silent:
+	case <-p.silent:
 		if !silent {
-			s.silent = make(chan struct{})
+			p.silent = make(chan struct{})
 		}
 	default:
 		if silent {
-			close(s.silent)
+			close(p.silent)
 		}
 	}
-	s.mu.Unlock()
-	told(silent)
+	p.mu.Unlock()
+	report(silent)
 }
 
-// answering makes a call to the runtime, whose context ends when the runtime is known not to answer. The error is
-// ErrSilent then.
-func (s *Processes) answering(ctx context.Context, call func(ctx context.Context) error) error {
-	s.mu.Lock()
-	silent := s.silent
-	s.mu.Unlock()
+// While the runtime is silent, answering returns ErrSilent.
+func (p *Processes) answering(ctx context.Context, call func(ctx context.Context) error) error {
+	p.mu.Lock()
+	silent := p.silent
+	p.mu.Unlock()
 	select {
 	case <-silent:
 		return ErrSilent

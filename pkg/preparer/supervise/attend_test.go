@@ -12,10 +12,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// still is a runtime that stands still while it is held.
 type still struct {
 	runtime.Runtime
-	held  chan struct{} // is received from before each answer
+	held  chan struct{} // each answer first receives from held
 	pings int
 }
 
@@ -36,8 +35,8 @@ func (s *still) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, uin
 	return nil, cursor, s.answer(ctx)
 }
 
-// A runtime that stands still is noticed within ten seconds, by one question; calls that wait for it end, and others
-// are not made, until it answers.
+// Attend notices a silent runtime within ten seconds, with one ping. Waiting calls then end, and further ones fail at
+// once until it answers.
 func TestAttend(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -53,14 +52,15 @@ func TestAttend(t *testing.T) {
 		stopped, asked := make(chan error, 1), make(chan error, 1)
 		go func() { stopped <- s.Stop(ctx, []string{"a"}) }()
 		go func() { _, err := s.Of(ctx, pod.Identity{}); asked <- err }()
-		<-time.After(10*time.Second - time.Millisecond) // by the clock of the bubble
+		<-time.After(10*time.Second - time.Millisecond) // time in synctest
 		synctest.Wait()
 		if silent.Load() || len(stopped)+len(asked) > 0 {
 			t.Error("given up too early")
 		}
 		<-time.After(time.Hour)
 		synctest.Wait()
-		if err := <-stopped; !silent.Load() || !errors.Is(err, ErrSilent) || !errors.Is(<-asked, ErrSilent) || rt.pings != 1 {
+		if err := <-stopped; !silent.Load() || !errors.Is(err, ErrSilent) || !errors.Is(<-asked, ErrSilent) ||
+			rt.pings != 1 {
 			t.Errorf("silent: %t after %d questions; the stop ended with %v", silent.Load(), rt.pings, err)
 		}
 		if err := s.Stop(ctx, []string{"a"}); !errors.Is(err, ErrSilent) {

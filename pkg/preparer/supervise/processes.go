@@ -1,5 +1,4 @@
-// Package supervise keeps the processes of pods, through the runtime: what it has of each pod, what has to be done about that, and the commands
-// that operators run beside them. It knows no intents, no records and no Consul.
+// Package supervise manages the processes of pods through the runtime. It does not use intents, records or Consul.
 package supervise
 
 import (
@@ -19,28 +18,28 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// Processes are those of all pods, as the runtime has them.
+// Processes manages the processes of all pods in the runtime.
 type Processes struct {
 	runtime runtime.Runtime
 	step    func(name string)
-	begun   atomic.Uint64 // number of the newest question that has begun
-	looking chan struct{} // holds whoever looks at what follows
+	begun   atomic.Uint64 // number of the newest read that has begun
+	looking chan struct{} // holds a token while a goroutine uses latest, all and err
 
 	mu     sync.Mutex
-	silent chan struct{} // closed while the runtime is known not to answer
+	silent chan struct{} // closed while the runtime does not answer
 
-	latest uint64 // number of the question that was answered so
+	latest uint64 // number of the last finished read
 	all    map[pod.Identity][]runtime.Status
 	err    error
 }
 
-// New returns the processes of a runtime. step is told what was done.
+// New calls step with the name of each step, for tests.
 func New(rt runtime.Runtime, step func(name string)) *Processes {
 	return &Processes{runtime: rt, step: step, looking: make(chan struct{}, 1), silent: make(chan struct{})}
 }
 
-// PodOf returns whose process a status is about. Of one whose record the runtime cannot read only the id is left, which
-// begins with the identity; ok is false when it is nobody's.
+// PodOf takes the pod from the process's id, which begins with the identity, if the runtime cannot read the record. ok
+// is false if the process belongs to no pod.
 func PodOf(status *runtime.Status) (id pod.Identity, ok bool) {
 	if status.Phase != runtime.Unknown {
 		return status.Spec.Pod, true
@@ -54,7 +53,7 @@ func PodOf(status *runtime.Status) (id pod.Identity, ok bool) {
 	return id, err == nil && strings.HasPrefix(status.Spec.ID, install.FileName(id)+".")
 }
 
-// ByPod sorts what the runtime has by whose it is.
+// ByPod groups processes by their pods.
 func ByPod(procs []runtime.Status) map[pod.Identity][]runtime.Status {
 	sorted := map[pod.Identity][]runtime.Status{}
 	for i := range procs {
@@ -65,18 +64,18 @@ func ByPod(procs []runtime.Status) map[pod.Identity][]runtime.Status {
 	return sorted
 }
 
-// Plan is what must be done so that exactly the wanted processes run.
+// Plan has the steps after which exactly the wanted processes run.
 type Plan struct {
-	Stop   []string // still running, or on their way down
-	Remove []string // to be forgotten, after stop
-	Start  []string // after Remove
-	Others bool     // wanted ones that need nothing are there
+	Stop   []string // ids of processes to stop; they run or are being stopped
+	Remove []string // ids that the runtime must forget, after Stop
+	Start  []string // ids to start, after Remove
+	Others bool     // some wanted processes run already
 }
 
 // Empty reports whether nothing must be done.
-func (pl *Plan) Empty() bool { return len(pl.Stop)+len(pl.Remove)+len(pl.Start) == 0 }
+func (p *Plan) Empty() bool { return len(p.Stop)+len(p.Remove)+len(p.Start) == 0 }
 
-// Compare compares the wanted ids with what the runtime has of the pod.
+// Compare compares the wanted ids with the pod's processes.
 func Compare(wanted []string, procs []runtime.Status) Plan {
 	var plan Plan
 	have := map[string]bool{}
@@ -100,16 +99,16 @@ func Compare(wanted []string, procs []runtime.Status) Plan {
 	return plan
 }
 
-// CompareLimits compares the limits that processes of a pod are to have with those that the runtime has of them, and
-// returns what is to be asked. It leaves out those that were started on a node without limits. live reports whether
-// all of them run well with limits, or have done their work, so that others can be had without a start.
+// CompareLimits returns the requests for processes with other limits than wanted. It leaves out processes that were
+// started without limits, because the node had none then. live: the limits can change without a restart, because each
+// process has limits, and runs without a crash loop or has ended with code 0.
 func CompareLimits(wanted []runtime.LimitRequest, procs []runtime.Status) (asks []runtime.LimitRequest, live bool) {
 	found := 0
 	for i := range procs {
 		s := &procs[i]
 		at := slices.IndexFunc(wanted, func(to runtime.LimitRequest) bool { return to.ID == s.Spec.ID })
 		iso := s.Spec.Isolation
-		if at < 0 || iso == nil || iso.PIDs == 0 { // every process that is held to limits has one of those
+		if at < 0 || iso == nil || iso.PIDs == 0 { // every process with limits has a limit of PIDs
 			continue
 		}
 		switch {
@@ -125,93 +124,92 @@ func CompareLimits(wanted []runtime.LimitRequest, procs []runtime.Status) (asks 
 	return asks, len(wanted) > 0 && found == len(wanted)
 }
 
-// Of asks the runtime what it has of a pod at this moment. Workers that ask at the same time share one question, asked after all of them
-// wanted to know: the answer is about all pods, so that each asking for itself would make a start cost more the more pods there are.
-func (s *Processes) Of(ctx context.Context, id pod.Identity) (procs []runtime.Status, err error) {
-	err = s.answering(ctx, func(ctx context.Context) error {
-		procs, err = s.of(ctx, id)
+// Of shares one answer of the runtime among concurrent calls, because each answer has the processes of all pods. Else a
+// start would cost more with each pod. The read begins after all these calls.
+func (p *Processes) Of(ctx context.Context, id pod.Identity) (procs []runtime.Status, err error) {
+	err = p.answering(ctx, func(ctx context.Context) error {
+		procs, err = p.of(ctx, id)
 		return err
 	})
 	return procs, err
 }
 
-func (s *Processes) of(ctx context.Context, id pod.Identity) ([]runtime.Status, error) {
-	want := s.begun.Load() + 1
+func (p *Processes) of(ctx context.Context, id pod.Identity) ([]runtime.Status, error) {
+	want := p.begun.Load() + 1
 	select {
-	case s.looking <- struct{}{}:
-		defer func() { <-s.looking }()
+	case p.looking <- struct{}{}:
+		defer func() { <-p.looking }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	if s.latest < want {
-		begun := s.begun.Add(1)
-		procs, _, err := s.runtime.Watch(ctx, 0)
-		if err != nil && ctx.Err() != nil { // the others ask for themselves
+	if p.latest < want {
+		begun := p.begun.Add(1)
+		procs, _, err := p.runtime.Watch(ctx, 0)
+		if err != nil && ctx.Err() != nil { // this caller's context has ended; the other callers read themselves
 			return nil, fmt.Errorf("read processes of the runtime: %w", err)
 		}
-		s.latest, s.all, s.err = begun, ByPod(procs), err
+		p.latest, p.all, p.err = begun, ByPod(procs), err
 	}
-	if s.err != nil {
-		return nil, fmt.Errorf("read processes of the runtime: %w", s.err)
+	if p.err != nil {
+		return nil, fmt.Errorf("read processes of the runtime: %w", p.err)
 	}
-	return s.all[id], nil
+	return p.all[id], nil
 }
 
-// Start starts a process. One that is there already is fine.
-func (s *Processes) Start(ctx context.Context, spec runtime.Spec) error {
-	s.step("start")
-	err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Start(ctx, spec) })
+// Start returns nil if the process exists already.
+func (p *Processes) Start(ctx context.Context, spec runtime.Spec) error {
+	p.step("start")
+	err := p.answering(ctx, func(ctx context.Context) error { return p.runtime.Start(ctx, spec) })
 	if err != nil && !errors.Is(err, runtime.ErrExists) {
 		return fmt.Errorf("start %s: %w", spec.Name, err)
 	}
-	s.step("start done")
+	p.step("start done")
 	return nil
 }
 
-// Stop stops processes side by side, so that their graces do not add up.
-func (s *Processes) Stop(ctx context.Context, ids []string) error {
+// Stop stops processes in parallel, so that their graces do not add up.
+func (p *Processes) Stop(ctx context.Context, ids []string) error {
 	var all errgroup.Group
 	for _, id := range ids {
 		all.Go(func() error {
-			s.step("stop")
-			if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Stop(ctx, id) }); err != nil {
+			p.step("stop")
+			if err := p.answering(ctx, func(ctx context.Context) error { return p.runtime.Stop(ctx, id) }); err != nil {
 				return fmt.Errorf("stop %s: %w", id, err)
 			}
-			s.step("stop done")
+			p.step("stop done")
 			return nil
 		})
 	}
 	return all.Wait()
 }
 
-// Restart has the runtime end one run of a process and begin the next. An error to test for: runtime.ErrTooOld.
-func (s *Processes) Restart(ctx context.Context, ask runtime.RestartRequest) error {
-	s.step("restart")
-	if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Restart(ctx, ask) }); err != nil {
+// Restart ends one run of a process and starts the next. An error to test for: runtime.ErrTooOld.
+func (p *Processes) Restart(ctx context.Context, ask runtime.RestartRequest) error {
+	p.step("restart")
+	if err := p.answering(ctx, func(ctx context.Context) error { return p.runtime.Restart(ctx, ask) }); err != nil {
 		return fmt.Errorf("restart %s: %w", ask.ID, err)
 	}
-	s.step("restart done")
+	p.step("restart done")
 	return nil
 }
 
-// Relimit has the runtime hold a process to other limits. Errors to test for: runtime.ErrKeepsLimits,
-// runtime.ErrTooOld.
-func (s *Processes) Relimit(ctx context.Context, to runtime.LimitRequest) error {
-	s.step("relimit")
-	if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Relimit(ctx, to) }); err != nil {
+// Relimit changes limits. Errors to test for: runtime.ErrKeepsLimits, runtime.ErrTooOld.
+func (p *Processes) Relimit(ctx context.Context, to runtime.LimitRequest) error {
+	p.step("relimit")
+	if err := p.answering(ctx, func(ctx context.Context) error { return p.runtime.Relimit(ctx, to) }); err != nil {
 		return fmt.Errorf("limits of %s: %w", to.ID, err)
 	}
-	s.step("relimit done")
+	p.step("relimit done")
 	return nil
 }
 
-// Remove makes the runtime forget what is stopped.
-func (s *Processes) Remove(ctx context.Context, ids []string) error {
+// Remove makes the runtime forget stopped processes.
+func (p *Processes) Remove(ctx context.Context, ids []string) error {
 	for _, id := range ids {
-		if err := s.answering(ctx, func(ctx context.Context) error { return s.runtime.Remove(ctx, id) }); err != nil {
+		if err := p.answering(ctx, func(ctx context.Context) error { return p.runtime.Remove(ctx, id) }); err != nil {
 			return fmt.Errorf("remove stopped process %s: %w", id, err)
 		}
-		s.step("remove done")
+		p.step("remove done")
 	}
 	return nil
 }

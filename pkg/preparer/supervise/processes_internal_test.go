@@ -21,26 +21,50 @@ func TestPlanProcs(t *testing.T) {
 		procs               []runtime.Status
 		stop, remove, start []string
 	}{
-		"nothing there":    {nil, nil, nil, []string{"a", "b"}},
-		"all well":         {[]runtime.Status{status("a", runtime.Running), status("b", runtime.Backoff)}, nil, nil, nil},
-		"one was stopped":  {[]runtime.Status{status("a", runtime.Stopped), status("b", runtime.Running)}, nil, []string{"a"}, []string{"a"}},
-		"one is going":     {[]runtime.Status{status("a", runtime.Stopping), status("b", runtime.Running)}, []string{"a"}, []string{"a"}, []string{"a"}},
-		"earlier version":  {[]runtime.Status{status("x", runtime.Running)}, []string{"x"}, []string{"x"}, []string{"a", "b"}},
-		"earlier leftover": {[]runtime.Status{status("x", runtime.Stopped), status("a", runtime.Running), status("b", runtime.Starting)}, nil, []string{"x"}, nil},
+		"nothing there": {nil, nil, nil, []string{"a", "b"}},
+		"all well": {
+			[]runtime.Status{status("a", runtime.Running), status("b", runtime.Backoff)},
+			nil, nil,
+			nil,
+		},
+		"one was stopped": {
+			[]runtime.Status{status("a", runtime.Stopped), status("b", runtime.Running)},
+			nil,
+			[]string{"a"},
+			[]string{"a"},
+		},
+		"one is going": {
+			[]runtime.Status{status("a", runtime.Stopping), status("b", runtime.Running)},
+			[]string{"a"},
+			[]string{"a"},
+			[]string{"a"},
+		},
+		"earlier version": {
+			[]runtime.Status{status("x", runtime.Running)},
+			[]string{"x"},
+			[]string{"x"},
+			[]string{"a", "b"},
+		},
+		"earlier leftover": {[]runtime.Status{
+			status("x", runtime.Stopped), status("a", runtime.Running),
+			status("b", runtime.Starting),
+		}, nil, []string{"x"}, nil},
 	} {
 		plan := Compare([]string{"a", "b"}, c.procs)
-		if !slices.Equal(plan.Stop, c.stop) || !slices.Equal(plan.Remove, c.remove) || !slices.Equal(plan.Start, c.start) {
+		if !slices.Equal(plan.Stop, c.stop) || !slices.Equal(plan.Remove, c.remove) ||
+			!slices.Equal(plan.Start, c.start) {
 			t.Errorf("%s: %+v", name, plan)
 		}
 	}
 }
 
-// The id is all that is left of a process whose record cannot be read.
+// Without a readable record, only a process's id shows its pod.
 func TestPodOf(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 63)
 	for _, id := range []pod.Identity{{RCID: "rc1", Role: "main", Index: 3}, {RCID: long, Role: long, Index: 1 << 30}} {
-		status := statusOf(install.SpecID(id, &install.Installed{Digest: strings.Repeat("0", 64), Revision: 7}, "main-a.b"), runtime.Unknown)
+		status := statusOf(install.SpecID(id, &install.Installed{Digest: strings.Repeat("0", 64), Revision: 7},
+			"main-a.b"), runtime.Unknown)
 		if got, ok := PodOf(&status); !ok || got != id {
 			t.Errorf("%s: %v, %t", status.Spec.ID, got, ok)
 		}
@@ -58,7 +82,8 @@ func TestPodOf(t *testing.T) {
 	}
 }
 
-// Limits change in what runs, and are asked for of what has others.
+// Limits can change without a restart only if all processes run or have ended with success. Requests are made only for
+// processes with other limits.
 func TestCompareLimits(t *testing.T) {
 	t.Parallel()
 	status := func(id string, phase runtime.Phase, change func(*runtime.Status)) runtime.Status {
@@ -70,7 +95,10 @@ func TestCompareLimits(t *testing.T) {
 		return s
 	}
 	a, b := runtime.LimitRequest{ID: "a", CPU: 500, Memory: 64}, runtime.LimitRequest{ID: "b", CPU: 500, Memory: 64}
-	less, more := runtime.LimitRequest{ID: "a", CPU: 100, Memory: 64}, runtime.LimitRequest{ID: "b", CPU: 500, Memory: 128}
+	less, more := runtime.LimitRequest{ID: "a", CPU: 100, Memory: 64}, runtime.LimitRequest{
+		ID:  "b",
+		CPU: 500, Memory: 128,
+	}
 	ended := func(code int) func(*runtime.Status) {
 		return func(s *runtime.Status) { s.LastExit = &pod.Exit{Code: code} }
 	}
@@ -81,19 +109,80 @@ func TestCompareLimits(t *testing.T) {
 		asks   []runtime.LimitRequest
 		live   bool
 	}{
-		"as they are":        {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Running, nil)}, nil, true},
-		"one has others":     {[]runtime.LimitRequest{a, more}, []runtime.Status{runs, status("b", runtime.Running, nil)}, []runtime.LimitRequest{more}, true},
-		"both have":          {[]runtime.LimitRequest{less, more}, []runtime.Status{runs, status("b", runtime.Running, nil)}, []runtime.LimitRequest{less, more}, true},
-		"one is not there":   {[]runtime.LimitRequest{less, more}, []runtime.Status{runs}, []runtime.LimitRequest{less}, false},
-		"one waits":          {[]runtime.LimitRequest{a, more}, []runtime.Status{runs, status("b", runtime.Backoff, nil)}, []runtime.LimitRequest{more}, false},
-		"one crashes":        {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Running, func(s *runtime.Status) { s.ShortRuns = pod.CrashLoop })}, nil, false},
-		"one has done it":    {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Exited, ended(0))}, nil, true},
-		"one has failed":     {[]runtime.LimitRequest{a, b}, []runtime.Status{runs, status("b", runtime.Exited, ended(1))}, nil, false},
-		"all have done it":   {[]runtime.LimitRequest{b}, []runtime.Status{status("b", runtime.Exited, ended(0))}, nil, true},
-		"unknown":            {[]runtime.LimitRequest{more}, []runtime.Status{status("b", runtime.Unknown, nil)}, nil, false},
-		"not isolated":       {[]runtime.LimitRequest{less}, []runtime.Status{status("a", runtime.Running, func(s *runtime.Status) { s.Spec.Isolation = nil })}, nil, false},
-		"started without":    {[]runtime.LimitRequest{less}, []runtime.Status{status("a", runtime.Running, func(s *runtime.Status) { s.Spec.Isolation = &runtime.Isolation{} })}, nil, false},
-		"another version":    {[]runtime.LimitRequest{a}, []runtime.Status{runs, status("x", runtime.Running, nil)}, nil, true},
+		"as they are": {
+			[]runtime.LimitRequest{a, b},
+			[]runtime.Status{runs, status("b", runtime.Running, nil)},
+			nil, true,
+		},
+		"one has others": {
+			[]runtime.LimitRequest{a, more},
+			[]runtime.Status{runs, status("b", runtime.Running, nil)},
+			[]runtime.LimitRequest{more},
+			true,
+		},
+		"both have": {
+			[]runtime.LimitRequest{less, more},
+			[]runtime.Status{runs, status("b", runtime.Running, nil)},
+			[]runtime.LimitRequest{less, more},
+			true,
+		},
+		"one is not there": {
+			[]runtime.LimitRequest{less, more},
+			[]runtime.Status{runs},
+			[]runtime.LimitRequest{less},
+			false,
+		},
+		"one waits": {
+			[]runtime.LimitRequest{a, more},
+			[]runtime.Status{runs, status("b", runtime.Backoff, nil)},
+			[]runtime.LimitRequest{more},
+			false,
+		},
+		"one crashes": {
+			[]runtime.LimitRequest{a, b},
+			[]runtime.Status{
+				runs,
+				status("b", runtime.Running, func(s *runtime.Status) { s.ShortRuns = pod.CrashLoop }),
+			},
+			nil, false,
+		},
+		"one has done it": {
+			[]runtime.LimitRequest{a, b},
+			[]runtime.Status{runs, status("b", runtime.Exited, ended(0))},
+			nil, true,
+		},
+		"one has failed": {
+			[]runtime.LimitRequest{a, b},
+			[]runtime.Status{runs, status("b", runtime.Exited, ended(1))},
+			nil, false,
+		},
+		"all have done it": {
+			[]runtime.LimitRequest{b},
+			[]runtime.Status{status("b", runtime.Exited, ended(0))},
+			nil, true,
+		},
+		"unknown": {
+			[]runtime.LimitRequest{more},
+			[]runtime.Status{status("b", runtime.Unknown, nil)},
+			nil, false,
+		},
+		"not isolated": {
+			[]runtime.LimitRequest{less},
+			[]runtime.Status{status("a", runtime.Running,
+				func(s *runtime.Status) { s.Spec.Isolation = nil })},
+			nil, false,
+		},
+		"started without": {
+			[]runtime.LimitRequest{less},
+			[]runtime.Status{status("a", runtime.Running,
+				func(s *runtime.Status) { s.Spec.Isolation = &runtime.Isolation{} })},
+			nil, false,
+		},
+		"another version": {
+			[]runtime.LimitRequest{a},
+			[]runtime.Status{runs, status("x", runtime.Running, nil)},
+			nil, true,
+		},
 		"node has no limits": {nil, []runtime.Status{runs}, nil, false},
 	} {
 		asks, live := CompareLimits(c.wanted, c.procs)

@@ -10,8 +10,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
 )
 
-// Whatever stands in Consul as a signature, and whatever an operator wrote into the file of signers: only what OpenSSH
-// made with the listed key is believed, and nothing panics.
+// For any signature and any file of signers, Check accepts only what OpenSSH signed with the listed key, and does not
+// panic.
 func FuzzCheck(f *testing.F) {
 	read := func(name string) string {
 		data, err := os.ReadFile(filepath.Join("testdata", name))

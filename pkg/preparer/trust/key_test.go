@@ -15,7 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
 )
 
-// startAgent serves the agent's protocol with these keys of testdata, and returns its socket.
+// startAgent returns the socket of an ssh-agent with these keys.
 func startAgent(t *testing.T, keys ...string) string {
 	t.Helper()
 	ring := agent.NewKeyring()
@@ -28,7 +28,7 @@ func startAgent(t *testing.T, keys ...string) string {
 			t.Fatal(err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "agent") // short: a socket lives below it
+	dir, err := os.MkdirTemp("", "agent") // a short name, because a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func startAgent(t *testing.T, keys ...string) string {
 	return socket
 }
 
-// A key with a passphrase, and a public key, sign through the agent.
+// The agent signs for a key with a passphrase, or a public key.
 func TestAgent(t *testing.T) {
 	socket := startAgent(t, "key_locked", "key_locked_pem")
 	for _, file := range []string{"key_locked", "key_locked.pub", "key_locked_pem", "key_locked_pem.pub"} {
@@ -87,10 +87,17 @@ func TestBadKeys(t *testing.T) {
 	for _, tt := range []struct{ name, file, socket, want string }{
 		{"missing", "testdata/none", "", "no such file"},
 		{"no key", "testdata/manifest.json", "", "no SSH key: "},
-		{"passphrase without an agent", "testdata/key_locked", "", "the key has a passphrase, and SSH_AUTH_SOCK names no ssh-agent to sign with it; start one and ssh-add the key"},
-		{"public key without an agent", "testdata/key_ed25519.pub", "", "this is a public key, and SSH_AUTH_SOCK names no ssh-agent"},
+		{"passphrase without an agent", "testdata/key_locked", "", "the key has a passphrase, and SSH_AUTH_SOCK " +
+			"names no ssh-agent to sign with it; start one and ssh-add the key"},
+		{
+			"public key without an agent", "testdata/key_ed25519.pub", "",
+			"this is a public key, and SSH_AUTH_SOCK names no ssh-agent",
+		},
 		{"agent that is gone", "testdata/key_locked", "/nonexistent", "the ssh-agent of SSH_AUTH_SOCK does not answer"},
-		{"agent without the key", "testdata/key_locked", empty, "the key has a passphrase, and the ssh-agent does not hold ssh-ed25519 SHA256:"},
+		{
+			"agent without the key", "testdata/key_locked", empty,
+			"the key has a passphrase, and the ssh-agent does not hold ssh-ed25519 SHA256:",
+		},
 		{"passphrase in an old format, alone", lonely, empty, "there is no public key beside it"},
 		{"short", "testdata/key_short", "", "the key is a short ssh-rsa"},
 	} {
@@ -103,7 +110,8 @@ func TestBadKeys(t *testing.T) {
 		}
 	}
 	other := errors.New("other")
-	if err := trust.WithKey(t.Context(), "testdata/key_rsa", "", func(ssh.Signer) error { return other }); !errors.Is(err, other) {
+	if err := trust.WithKey(t.Context(), "testdata/key_rsa", "",
+		func(ssh.Signer) error { return other }); !errors.Is(err, other) {
 		t.Error(err)
 	}
 }

@@ -10,17 +10,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Node decides by a policy in a file. It reads the file for each decision, so that a change counts from the next one on.
+// Node decides by a policy in a file. It reads the file for each decision, so that a change applies at once.
 type Node struct{ file string }
 
-// NewNode returns a node with its policy in a file, which is not read yet.
+// NewNode does not read the file.
 func NewNode(file string) *Node { return &Node{file: file} }
 
-// Policy reads the policy as it is now.
+// Policy reads the present policy.
 func (n *Node) Policy() (*Policy, error) { return Load(n.file) }
 
-// Check returns nil when the node may run a manifest. A policy that cannot be read lets nothing run: the error is
-// ErrRefused too.
+// Check returns nil if the node may run a manifest, and otherwise an ErrRefused, also if the policy cannot be read.
 func (n *Node) Check(m *manifest.Manifest, canonical []byte, signature string) error {
 	p, err := n.Policy()
 	if err != nil {
@@ -29,7 +28,6 @@ func (n *Node) Check(m *manifest.Manifest, canonical []byte, signature string) e
 	return p.Check(time.Now(), m, canonical, signature)
 }
 
-// othersWrite are the permissions of the group and of others to write.
 const othersWrite = 0o022
 
 var errWritable = errors.New("others than its owner may write it; allowed: chmod go-w")

@@ -14,45 +14,45 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// Limits of a policy.
 const (
-	maxPolicyBytes  = 1 << 20 // of the policy's file, and of the signers'
+	maxPolicyBytes  = 1 << 20 // of the policy's file and of the signers' file, each
 	maxRules        = 256
-	maxRuleEntries  = 256 // signers, and pods, of one rule
+	maxRuleEntries  = 256 // entries in each list of one rule
 	maxSignerLength = 256
 )
 
-// Policy is what a node's operator wrote: which manifests the node runs.
+// Policy is the content of an operator's file: which manifests the node runs.
 type Policy struct {
-	RequireSignature *bool  `json:"require_signature"`         // whether a manifest without a signature is refused
-	AllowedSigners   string `json:"allowed_signers,omitempty"` // absolute path of a file in OpenSSH's format of that name
-	Rules            []Rule `json:"rules,omitempty"`
+	RequireSignature *bool `json:"require_signature"` // whether a manifest without a signature is refused
+	// AllowedSigners is the absolute path of a file in OpenSSH's format allowed_signers.
+	AllowedSigners string `json:"allowed_signers,omitempty"`
+	Rules          []Rule `json:"rules,omitempty"`
 
 	signers []signer
 }
 
-// Rule lets signers run pods. What it does not speak of is not limited; an empty list lets nothing be named.
+// Rule lets signers run pods. Without Users, Paths or Resources it does not limit these; an empty list allows nothing.
 type Rule struct {
-	Signers []string `json:"signers"` // principals, each as in allowed_signers; "*" for everybody in there
+	Signers []string `json:"signers"` // principals as in allowed_signers; "*" for all of them
 	Pods    []string `json:"pods"`    // pod ids; '*' stands for any text, '?' for one character
-	// Users are the accounts of the node that manifests may name, patterns as in Pods.
+	// Users has patterns of accounts that manifests may name, with the wildcards of Pods.
 	Users []string `json:"users,omitempty"`
-	// Paths are those of the node that manifests may name, patterns as in Pods; see Manifest.HostPaths.
+	// Paths has patterns of the node's paths that manifests may name (Manifest.HostPaths), with the wildcards of Pods.
 	Paths []string `json:"paths,omitempty"`
-	// Resources is what all launchables of a pod may ask for together; zero: not limited. A launchable without a limit asks for more than any.
+	// Resources is the most that all launchables of a pod may ask for together; zero: not limited. Each launchable
+	// must set a resource that is limited.
 	Resources manifest.Resources `json:"resources,omitzero"`
 }
 
-// Everyone is the signer of a rule that stands for all.
+// Everyone stands in a rule's signers for all signers.
 const Everyone = "*"
 
 const policyAllowed = "one YAML or JSON document: the trust policy of a node"
 
-// podPattern is the form of a pod's id, with '*' and '?'.
 var podPattern = regexp.MustCompile(`^[a-z0-9*?-]{1,63}$`)
 
-// Load reads a policy and the signers that it names. A group or other users that may write either file could let
-// themselves run anything, so such a file is refused.
+// Load reads a policy and its file of signers. It refuses a file that the group or others may write, because they could
+// allow themselves to run anything.
 func Load(file string) (*Policy, error) {
 	data, err := readGuarded(file)
 	if err != nil {
@@ -127,12 +127,14 @@ func (r *Rule) validate() field.Errors {
 	needed("signers", r.Signers, func(s string) bool {
 		return s == Everyone || s != "" && len(s) <= maxSignerLength && !strings.ContainsAny(s, "*?,! \t\"")
 	}, `a principal such as alice@example.com, or "*" for everybody in allowed_signers`)
-	needed("pods", r.Pods, podPattern.MatchString, "a pod id such as web, with '*' for any text and '?' for one character")
+	needed("pods", r.Pods, podPattern.MatchString,
+		"a pod id such as web, with '*' for any text and '?' for one character")
 	list("users", r.Users, func(s string) bool { return s != "" && len(s) <= maxSignerLength },
 		"an account of the node such as deploy, with '*' for any text and '?' for one character")
 	list("paths", r.Paths, func(s string) bool {
 		return len(s) <= manifest.MaxTextBytes && (s == "*" || filepath.IsAbs(s) && filepath.Clean(s) == s)
-	}, "an absolute path such as /srv/web/*, without '.', '..' and empty parts, with '*' for any text and '?' for one character")
+	}, "an absolute path such as /srv/web/*, without '.', '..' and empty parts, with '*' for any text and '?' for "+
+		"one character")
 	for _, limit := range r.limits(manifest.Usage{}) {
 		if limit.most < 0 {
 			errs.Add("resources."+limit.name, limit.most, limit.unit+", zero (not limited) or more")
@@ -141,15 +143,15 @@ func (r *Rule) validate() field.Errors {
 	return errs
 }
 
-// ErrRefused marks a manifest that the node's policy does not let it run. The text says why and what to do.
+// ErrRefused means that the node's policy refuses a manifest. The text has the reason, and what the operator can do.
 var ErrRefused = errors.New("this node's trust policy refuses it")
 
 func refuse(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(format, args...))
 }
 
-// Check returns nil when the node may run a manifest, and ErrRefused with the reason when it may not. A signature that is
-// there must be good, required or not.
+// Check returns nil if the node may run a manifest, else an ErrRefused. If the manifest has a signature and the policy
+// has signers, the signature must be valid even if it is not required.
 func (p *Policy) Check(now time.Time, m *manifest.Manifest, canonical []byte, armored string) error {
 	const sign = "rcctl apply -f FILE --sign-key KEY"
 	switch {
@@ -181,18 +183,20 @@ func (p *Policy) Check(now time.Time, m *manifest.Manifest, canonical []byte, ar
 		}
 	}
 	if !known {
-		return refuse("it is signed with %s, which is not in %s; sign it with a key that is, or add this one", sig.Key(), p.AllowedSigners)
+		return refuse("it is signed with %s, which is not in %s; sign it with a key that is, or add this one",
+			sig.Key(), p.AllowedSigners)
 	}
 	return refuse("signed with %s: %w", sig.Key(), why)
 }
 
-// lets returns why no rule lets the owner of a key run a pod, nil when one does.
 func (p *Policy) lets(s *signer, m *manifest.Manifest) error {
-	why := fmt.Errorf("no rule lets %s run pods called %s; sign it with the key of somebody who may, or add a rule", s.principals, m.ID)
+	why := fmt.Errorf("no rule lets %s run pods called %s; sign it with the key of somebody who may, or add a rule",
+		s.principals, m.ID)
 	for i := range p.Rules {
 		r := &p.Rules[i]
 		if !anyGlob(r.Pods, m.ID) ||
-			!slices.ContainsFunc(r.Signers, func(who string) bool { return who == Everyone || matchList(who, s.principals) }) {
+			!slices.ContainsFunc(r.Signers,
+				func(who string) bool { return who == Everyone || matchList(who, s.principals) }) {
 			continue
 		}
 		beyond := r.beyond(m).Err()

@@ -10,7 +10,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// limit is one of a rule's limits beside what a manifest asks for.
 type limit struct {
 	name, unit string
 	asked      int64
@@ -25,7 +24,7 @@ func (r *Rule) limits(asked manifest.Usage) []limit {
 	}
 }
 
-// beyond returns what a manifest asks for that the rule does not let it have.
+// beyond returns an error for each thing that a manifest asks for beyond the rule.
 func (r *Rule) beyond(m *manifest.Manifest) field.Errors {
 	var errs field.Errors
 	for i := range m.Launchables {
@@ -34,21 +33,26 @@ func (r *Rule) beyond(m *manifest.Manifest) field.Errors {
 		if r.Users != nil && l.User != "" && !anyGlob(r.Users, l.User) {
 			errs.Add(at+"user", l.User, orNothing(r.Users))
 		}
-		for _, limit := range r.limits(manifest.Usage{CPU: int64(l.Resources.CPU), Memory: int64(l.Resources.Memory), PIDs: l.Resources.MaxPIDs()}) {
+		for _, limit := range r.limits(manifest.Usage{
+			CPU: int64(l.Resources.CPU), Memory: int64(l.Resources.Memory),
+			PIDs: l.Resources.MaxPIDs(),
+		}) {
 			if limit.most > 0 && limit.asked <= 0 {
-				errs.Missing(at+"resources."+limit.name, fmt.Sprintf("%s, at most %d of all launchables together", limit.unit, limit.most))
+				errs.Missing(at+"resources."+limit.name,
+					fmt.Sprintf("%s, at most %d of all launchables together", limit.unit, limit.most))
 			}
 		}
 	}
 	for _, path := range m.HostPaths() {
-		// What is not clean may lead elsewhere than it seems to.
+		// A path that is not clean, for example with "..", could match a pattern and lead elsewhere.
 		if r.Paths != nil && (filepath.Clean(path) != path || !anyGlob(r.Paths, path)) {
 			errs.Add("a path of the node", path, orNothing(r.Paths))
 		}
 	}
 	for _, limit := range r.limits(m.Resources()) {
 		if limit.most > 0 && limit.asked > limit.most {
-			errs.Add("resources."+limit.name, limit.asked, fmt.Sprintf("%s, at most %d of all launchables together", limit.unit, limit.most))
+			errs.Add("resources."+limit.name, limit.asked,
+				fmt.Sprintf("%s, at most %d of all launchables together", limit.unit, limit.most))
 		}
 	}
 	return errs

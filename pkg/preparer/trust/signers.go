@@ -11,20 +11,20 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// signer is one line of an allowed_signers file: a key and what it may be used for.
+// signer is one line of an allowed_signers file.
 type signer struct {
-	principals string // pattern list of whose key it is
-	namespaces string // pattern list; empty: all
+	principals string // pattern list of the key's owners
+	namespaces string // pattern list; empty: all namespaces
 	after      time.Time
-	before     time.Time // zero: not limited, as after
+	before     time.Time // after and before limit the time of use; zero: not limited
 	key        ssh.PublicKey
 }
 
 const lineAllowed = "allowed: PRINCIPALS [OPTIONS] KEYTYPE KEY [COMMENT]"
 
-// parseSigners reads an allowed_signers file. One line that cannot be read spoils the file: a mistyped limit must not
-// make a key valid without it. Times without a zone are of loc.
-// Source: https://man.openbsd.org/ssh-keygen.1#ALLOWED_SIGNERS
+// parseSigners refuses the whole file if one line is wrong. Otherwise a key whose limit has a typing error could be
+// valid without the limit. Times without a zone are in the zone loc. Source:
+// https://man.openbsd.org/ssh-keygen.1#ALLOWED_SIGNERS
 func parseSigners(data []byte, loc *time.Location) ([]signer, error) {
 	var signers []signer
 	n := 0
@@ -77,7 +77,6 @@ func parseSigner(text string, loc *time.Location) (signer, error) {
 	return s, nil
 }
 
-// cutPrincipals returns the first word of a line, which may stand in quotes, and the rest.
 func cutPrincipals(text string) (principals, rest string, err error) {
 	if quoted, ok := strings.CutPrefix(text, `"`); ok {
 		principals, rest, ok = strings.Cut(quoted, `"`)
@@ -115,7 +114,6 @@ func (s *signer) set(name, value string, loc *time.Location) (err error) {
 	return err
 }
 
-// parseTime reads YYYYMMDD[HHMM[SS]] with an optional Z for UTC.
 func parseTime(name, value string, loc *time.Location) (time.Time, error) {
 	text, utc := strings.CutSuffix(strings.ToUpper(value), "Z")
 	if utc {
@@ -126,10 +124,10 @@ func parseTime(name, value string, loc *time.Location) (time.Time, error) {
 			return at, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("option %s has the value %q; allowed: a time as YYYYMMDD, YYYYMMDDHHMM or YYYYMMDDHHMMSS, with Z for UTC", name, value)
+	return time.Time{}, fmt.Errorf("option %s has the value %q; allowed: a time as YYYYMMDD, YYYYMMDDHHMM or "+
+		"YYYYMMDDHHMMSS, with Z for UTC", name, value)
 }
 
-// usable says why the key must not be used for manifests now, nil when it may.
 func (s *signer) usable(now time.Time) error {
 	switch {
 	case s.namespaces != "" && !matchList(Namespace, s.namespaces):
@@ -142,8 +140,8 @@ func (s *signer) usable(now time.Time) error {
 	return nil
 }
 
-// matchList reports whether a comma-separated list of patterns matches: at least one does, and none with a '!' in front.
-// Source: https://man.openbsd.org/ssh_config.5#PATTERNS
+// matchList reports whether a comma-separated list of patterns matches: at least one pattern without '!' must match,
+// and no pattern with '!' may match. Source: https://man.openbsd.org/ssh_config.5#PATTERNS
 func matchList(text, list string) bool {
 	found := false
 	for pattern := range strings.SplitSeq(list, ",") {
@@ -158,10 +156,10 @@ func matchList(text, list string) bool {
 	return found
 }
 
-// wildcards are the two of patterns, as QuoteMeta writes them.
 var wildcards = strings.NewReplacer(`\*`, ".*", `\?`, ".")
 
-// glob matches a pattern in which '*' stands for any text and '?' for one character, in time that their lengths bound.
+// glob reports whether text matches a pattern with '*' for any text and '?' for one character. Its time depends only on
+// the two lengths, so no pattern makes it slow.
 func glob(pattern, text string) bool {
 	pattern = string([]rune(pattern)) // valid UTF-8
 	return regexp.MustCompile("(?s)^" + wildcards.Replace(regexp.QuoteMeta(pattern)) + "$").MatchString(text)

@@ -1,6 +1,6 @@
-// Package trust says who signed a manifest, and which signers a node lets run which pods. Signatures are OpenSSH's
-// (ssh-keygen -Y sign), over a manifest's canonical bytes, in a namespace of their own: a signature made for anything
-// else is worth nothing here, and one made here is worth nothing elsewhere.
+// Package trust verifies who signed a manifest, and decides which signers may run which pods on a node. Signatures are
+// in OpenSSH's format (ssh-keygen -Y sign), over a manifest's canonical bytes. They have their own namespace, so that a
+// signature for another purpose is not valid here, and the other way round.
 package trust
 
 import (
@@ -13,19 +13,18 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Namespace is what signatures of manifests are made for: the -n of ssh-keygen -Y sign.
+// Namespace is the -n of ssh-keygen -Y sign.
 const Namespace = "rcfarm-manifest"
 
-// MaxSignature bounds an armored signature, in bytes. One of a long RSA key takes about 3,000.
+// MaxSignature is in bytes; a long RSA key needs about 3,000.
 const MaxSignature = 16_384
 
-// minRSABits is the shortest RSA key whose signatures count.
 const minRSABits = 2048
 
-// Signature is a signature as read. Whether it fits, and whose key it is, is another question.
+// Signature is a parsed signature, which Verify verifies.
 type Signature struct{ sig *sshsig.Signature }
 
-// Parse reads an armored signature, the output of Sign or of ssh-keygen -Y sign.
+// Parse reads the output of Sign or of ssh-keygen -Y sign.
 func Parse(armored string) (*Signature, error) {
 	if len(armored) > MaxSignature {
 		return nil, fmt.Errorf("the signature has %d bytes; allowed: at most %d", len(armored), MaxSignature)
@@ -40,11 +39,13 @@ func Parse(armored string) (*Signature, error) {
 	return &Signature{sig: sig}, nil
 }
 
-// checkKey refuses keys that prove too little, and certificates, whose authority nobody here would check.
+// checkKey refuses weak keys. It also refuses certificates, because this package does not verify their authority.
 func checkKey(key ssh.PublicKey) error {
-	const allowed = "allowed: ssh-ed25519, ecdsa-sha2-nistp256 and up, ssh-rsa of 2048 bits and more, and their security-key kinds"
+	const allowed = "allowed: ssh-ed25519, ecdsa-sha2-nistp256 and up, ssh-rsa of 2048 bits and more, and their " +
+		"security-key kinds"
 	switch key.Type() {
-	case ssh.KeyAlgoED25519, ssh.KeyAlgoSKED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521, ssh.KeyAlgoSKECDSA256:
+	case ssh.KeyAlgoED25519, ssh.KeyAlgoSKED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521,
+		ssh.KeyAlgoSKECDSA256:
 		return nil
 	case ssh.KeyAlgoRSA:
 		if rsaBits(key) >= minRSABits {
@@ -56,7 +57,8 @@ func checkKey(key ssh.PublicKey) error {
 	}
 }
 
-// rsaBits returns the length of an RSA key, zero where it cannot be found. An agent's keys have nothing but their bytes.
+// rsaBits returns zero if the length is not known. It parses the key's bytes, because keys from an agent have only
+// bytes.
 func rsaBits(key ssh.PublicKey) int {
 	parsed, err := ssh.ParsePublicKey(key.Marshal())
 	if err != nil {
@@ -72,11 +74,11 @@ func rsaBits(key ssh.PublicKey) int {
 	return 0
 }
 
-// ErrOther is returned by Verify for a signature of something else.
+// ErrOther is returned by Verify if the signature is not for these bytes.
 var ErrOther = errors.New("the signature was made for another manifest, or the manifest was changed since")
 
-// Verify proves that the key in the signature signed exactly these bytes as a manifest. It returns ErrOther when it did
-// not.
+// Verify verifies that the key in the signature has signed these bytes as a manifest. Otherwise it returns ErrOther, or
+// an error about the namespace.
 func (s *Signature) Verify(canonical []byte) error {
 	err := sshsig.Verify(bytes.NewReader(canonical), s.sig, s.sig.PublicKey, s.sig.HashAlgorithm, Namespace)
 	switch {
@@ -88,7 +90,7 @@ func (s *Signature) Verify(canonical []byte) error {
 	return nil
 }
 
-// Key describes the key that signed, such as "ssh-ed25519 SHA256:...".
+// Key returns text such as "ssh-ed25519 SHA256:...".
 func (s *Signature) Key() string { return describe(s.sig.PublicKey) }
 
 func describe(key ssh.PublicKey) string { return key.Type() + " " + ssh.FingerprintSHA256(key) }

@@ -14,7 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/trust"
 )
 
-// read returns a file that testdata/make.sh made with OpenSSH.
+// read reads a file that testdata/make.sh made with OpenSSH.
 func read(t *testing.T, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", name))
@@ -24,7 +24,6 @@ func read(t *testing.T, name string) string {
 	return string(data)
 }
 
-// sign signs with a key of testdata.
 func sign(t *testing.T, key, message string) (signature string) {
 	t.Helper()
 	err := trust.WithKey(t.Context(), filepath.Join("testdata", key), "", func(s ssh.Signer) (err error) {
@@ -37,7 +36,7 @@ func sign(t *testing.T, key, message string) (signature string) {
 	return signature
 }
 
-// What OpenSSH signed is verified here.
+// Verify accepts signatures of OpenSSH.
 func TestVerifyOpenSSH(t *testing.T) {
 	for _, key := range []string{"ed25519", "ecdsa", "rsa"} {
 		sig, err := trust.Parse(read(t, key+".sig"))
@@ -60,7 +59,7 @@ func TestVerifyOpenSSH(t *testing.T) {
 	}
 }
 
-// What is signed here is what OpenSSH makes of the same key, to the last bit where the signature has no random part.
+// If a signature has no random part, Sign returns the same bytes as OpenSSH.
 func TestSignAsOpenSSH(t *testing.T) {
 	for _, key := range []string{"ed25519", "rsa"} {
 		ours, _ := pem.Decode([]byte(sign(t, "key_"+key, read(t, "manifest.json"))))
@@ -84,7 +83,10 @@ func TestBadSignatures(t *testing.T) {
 		{"nothing", "", "this is no SSH signature, which begins with -----BEGIN SSH SIGNATURE-----"},
 		{"a key", read(t, "key_ed25519"), `invalid PEM type "OPENSSH PRIVATE KEY"`},
 		{"cut", good[:len(good)/2], "this is no SSH signature"},
-		{"short inside", "-----BEGIN SSH SIGNATURE-----\nU1NIU0lH\n-----END SSH SIGNATURE-----\n", "this is no SSH signature"},
+		{
+			"short inside", "-----BEGIN SSH SIGNATURE-----\nU1NIU0lH\n-----END SSH SIGNATURE-----\n",
+			"this is no SSH signature",
+		},
 		{"too long", good + strings.Repeat("x", trust.MaxSignature), "allowed: at most 16384"},
 		{"short key", read(t, "short.sig"), "the key is a short ssh-rsa; allowed: ssh-ed25519"},
 		{"certificate", read(t, "cert.sig"), "the key is a ssh-ed25519-cert-v01@openssh.com; allowed: ssh-ed25519"},
@@ -103,7 +105,7 @@ func TestBadSignatures(t *testing.T) {
 	}
 }
 
-// One flipped bit anywhere in a signature makes it worthless, and never makes anything panic.
+// With any single bit changed, a signature is not accepted, and nothing panics.
 func TestFlippedBits(t *testing.T) {
 	message := []byte(read(t, "manifest.json"))
 	block, _ := pem.Decode([]byte(read(t, "ed25519.sig")))

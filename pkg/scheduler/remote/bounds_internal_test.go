@@ -19,7 +19,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// An answer may be as large as the wire allows, and no larger.
+// parseAnswer accepts an answer up to the bounds of messages, and refuses a larger answer.
 func TestBoundsOfAnAnswer(t *testing.T) {
 	t.Parallel()
 	reasons := func(n int) scheduler.Reasons {
@@ -53,14 +53,15 @@ func TestBoundsOfAnAnswer(t *testing.T) {
 			if (err != nil) != (over > 0) {
 				t.Errorf("%s, %d over: %v", name, over, err)
 			}
-			if over == 0 && (len(got.Nodes) != len(a.Nodes) || len(got.Allocations) != len(a.Allocations) || !maps.Equal(got.Refused, a.Refused)) {
+			if over == 0 && (len(got.Nodes) != len(a.Nodes) || len(got.Allocations) != len(a.Allocations) ||
+				!maps.Equal(got.Refused, a.Refused)) {
 				t.Errorf("%s: another answer was read", name)
 			}
 		}
 	}
 }
 
-// server answers the questions of a client.
+// server is a transport that answers the questions of a client.
 type server func() (status int, body string)
 
 func (s server) RoundTrip(*http.Request) (*http.Response, error) {
@@ -92,7 +93,7 @@ func (n naming) EligibleNodes(context.Context, *scheduler.View) ([]string, sched
 	return []string{n.name}, nil, nil
 }
 
-// A message may have as many bytes as are allowed. One with more is not sent, and not read.
+// A message can have as many bytes as the bound allows. A larger message is not sent, and not read.
 func TestBoundsInBytes(t *testing.T) {
 	t.Parallel()
 	const least = `{"version":1}`
@@ -100,7 +101,8 @@ func TestBoundsInBytes(t *testing.T) {
 		"question": func(over int) error {
 			q, asked := question{Version: Version, Ask: &scheduler.Ask{}}, 0
 			q.Ask.RCName = strings.Repeat("x", MaxQuestion-size(t, q)+over)
-			_, err := asking(func() (int, string) { asked++; return http.StatusOK, least }).ask(t.Context(), eligiblePath, q)
+			_, err := asking(func() (int, string) { asked++; return http.StatusOK, least }).ask(t.Context(),
+				eligiblePath, q)
 			if asked != 1-over {
 				t.Errorf("the question was sent %d times, with %d bytes over", asked, over)
 			}
@@ -108,11 +110,13 @@ func TestBoundsInBytes(t *testing.T) {
 		},
 		"answer that comes": func(over int) error {
 			body := least + strings.Repeat(" ", MaxAnswer-len(least)+over)
-			_, err := asking(func() (int, string) { return http.StatusOK, body }).ask(t.Context(), eligiblePath, question{})
+			_, err := asking(func() (int, string) { return http.StatusOK, body }).ask(t.Context(), eligiblePath,
+				question{})
 			return err
 		},
 		"answer that goes": func(over int) error {
-			s := naming{name: strings.Repeat("x", MaxAnswer-size(t, answer{Version: Version, Nodes: []string{""}})+over)}
+			s := naming{name: strings.Repeat("x",
+				MaxAnswer-size(t, answer{Version: Version, Nodes: []string{""}})+over)}
 			req := httptest.NewRequest(http.MethodPost, "/"+eligiblePath, strings.NewReader(`{"version":1,"ask":{}}`))
 			rec := httptest.NewRecorder()
 			Handler(s).ServeHTTP(rec, req)
@@ -136,7 +140,7 @@ func TestBoundsInBytes(t *testing.T) {
 	}
 }
 
-// A scheduler that keeps no books may be another one later. After a minute it is asked again.
+// A scheduler that keeps no books may keep books later. So the client asks it again after a minute.
 func TestBooksAreAskedForAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -22,41 +22,45 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Config says where a scheduler is.
+// Config has a scheduler's address and how to authenticate.
 type Config struct {
-	URL       string // http or https; the methods' names are put after it
-	CAFile    string // PEM; the certificates that are believed of an https server, in place of the machine's; empty: those
-	TokenFile string // holds one word that each question bears, read again for each; empty: none
+	URL string // http or https; the farm appends the names of methods
+	// CAFile has PEM certificates, one of which signed the https server's. Empty: the machine's certificates.
+	CAFile    string
+	TokenFile string // has the token that each question bears; read for each question; empty: no token
 }
 
 const (
 	maxConns = 32
-	// booklessFor is for how long a scheduler that keeps no books is not asked for them again.
+	// booklessFor is how long the client does not ask for books again after the answer that there are none.
 	booklessFor = time.Minute
 )
 
-// Client is a scheduler in another process. It implements scheduler.Books, and answers scheduler.ErrNoBooks where that one keeps none.
-// Each call is one try; it ends with its context.
+// Client is a scheduler in another process. It implements scheduler.Books, and returns scheduler.ErrNoBooks if that one
+// keeps no books. Each call is one try.
 type Client struct {
 	base      *url.URL
 	tokenFile string
 	http      *http.Client
-	bookless  atomic.Int64 // until when the scheduler is known to keep no books, in nanoseconds since 1970
+	bookless  atomic.Int64 // until then (Unix, nanoseconds) the scheduler is taken to keep no books
 }
 
-// Check reports what a configuration does not allow, by the flags of a farm.
+// Check returns mistakes. They name the flags of a farm.
 func (c Config) Check() field.Errors {
 	var errs field.Errors
 	u, err := url.Parse(c.URL)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		errs.Add("scheduler-url", c.URL, `a URL such as "https://scheduler.example:7470/", without a user, a password or a query`)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil ||
+		u.RawQuery != "" || u.Fragment != "" {
+		errs.Add("scheduler-url", c.URL,
+			`a URL such as "https://scheduler.example:7470/", without a user, a password or a query`)
 		return errs
 	}
 	if c.CAFile != "" && u.Scheme != "https" {
 		errs.Add("scheduler-ca", c.CAFile, "a file of certificates, for a URL with https")
 	}
 	if c.TokenFile != "" && u.Scheme != "https" && !loopback(u.Hostname()) {
-		errs.Add("scheduler-token-file", c.TokenFile, "a file, for a URL with https or of this machine: everybody on the way could read the token")
+		errs.Add("scheduler-token-file", c.TokenFile,
+			"a file, for a URL with https or of this machine: everybody on the way could read the token")
 	}
 	return errs
 }
@@ -66,7 +70,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// New returns a client. It asks nothing yet: the scheduler may be away.
+// New sends no request yet, because the scheduler may not run.
 func New(cfg Config) (*Client, error) {
 	if err := cfg.Check().Err(); err != nil {
 		return nil, err
@@ -83,22 +87,26 @@ func New(cfg Config) (*Client, error) {
 		}
 		security.RootCAs = x509.NewCertPool()
 		if !security.RootCAs.AppendCertsFromPEM(data) {
-			return nil, &field.Error{Field: "scheduler-ca", Value: cfg.CAFile, Allowed: "a file with at least one certificate in PEM"}
+			return nil, &field.Error{
+				Field: "scheduler-ca", Value: cfg.CAFile,
+				Allowed: "a file with at least one certificate in PEM",
+			}
 		}
 	}
 	return &Client{
 		base: base, tokenFile: cfg.TokenFile,
 		http: &http.Client{
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-			Transport: &http.Transport{ // without the proxies of the environment
-				TLSClientConfig: security, MaxConnsPerHost: maxConns, MaxIdleConnsPerHost: maxConns, IdleConnTimeout: time.Minute,
+			Transport: &http.Transport{ // it does not use proxies from the environment
+				TLSClientConfig: security, MaxConnsPerHost: maxConns,
+				MaxIdleConnsPerHost: maxConns, IdleConnTimeout: time.Minute,
 				DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
 			},
 		},
 	}, nil
 }
 
-// Close ends connections that are not in use.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // EligibleNodes implements scheduler.Scheduler.
@@ -120,7 +128,9 @@ func (c *Client) AllocatedNodes(ctx context.Context, o scheduler.Owner) ([]sched
 }
 
 // AllocateNodes implements scheduler.Scheduler.
-func (c *Client) AllocateNodes(ctx context.Context, o scheduler.Owner, v *scheduler.View, wants []scheduler.Want) ([]scheduler.Allocation, error) {
+func (c *Client) AllocateNodes(ctx context.Context, o scheduler.Owner, v *scheduler.View,
+	wants []scheduler.Want,
+) ([]scheduler.Allocation, error) {
 	q := questionOf(v)
 	q.Owner, q.Wants = &o, wants
 	a, err := c.ask(ctx, allocatePath, q)
@@ -133,14 +143,14 @@ func (c *Client) DeallocateNodes(ctx context.Context, o scheduler.Owner, allocat
 	return err
 }
 
-// ask sends a question and reads the answer.
 func (c *Client) ask(ctx context.Context, path string, q question) (answer, error) {
 	body, err := json.Marshal(q)
 	switch {
 	case err != nil:
 		return answer{}, fmt.Errorf("encode the question: %w", err)
 	case len(body) > MaxQuestion:
-		return answer{}, fmt.Errorf("the question has %d bytes, with %d nodes; allowed: %d", len(body), len(q.Nodes), MaxQuestion)
+		return answer{}, fmt.Errorf("the question has %d bytes, with %d nodes; allowed: %d",
+			len(body), len(q.Nodes), MaxQuestion)
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.JoinPath(path).String(), bytes.NewReader(body))
 	if err != nil {
@@ -173,9 +183,10 @@ func (c *Client) ask(ctx context.Context, path string, q question) (answer, erro
 	return a, nil
 }
 
-// refusal is a status with what came besides, on one line.
+// refusal describes a status and the answer's text on one line.
 func refusal(status string, text []byte) string {
-	words := strings.Join(strings.FieldsFunc(string(text), func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
+	words := strings.Join(strings.FieldsFunc(string(text),
+		func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
 	status = strings.Join(strings.FieldsFunc(status, func(r rune) bool { return !unicode.IsPrint(r) }), " ")
 	if status = field.Cut(status, maxText); words != "" {
 		status += ": " + field.Cut(words, maxText)
@@ -183,7 +194,6 @@ func refusal(status string, text []byte) string {
 	return status
 }
 
-// authorize puts the token of now on a request.
 func (c *Client) authorize(req *http.Request) error {
 	if c.tokenFile == "" {
 		return nil

@@ -5,11 +5,14 @@ import (
 	"testing"
 )
 
-// Whatever somebody answers is refused with an error or has no more than answers may have, and says the same when it is read again.
+// parseAnswer refuses an answer with an error, or the answer keeps all bounds, and does not change when it is encoded
+// and parsed again.
 func FuzzAnswer(f *testing.F) {
 	for _, text := range []string{
-		`{"version":1}`, `{"version":1,"nodes":["n1","n2"],"refused":{"full":3}}`, `{"version":2}`, `{"version":1,"nodes":[""]}`, `{`,
-		`{"version":1,"allocations":[{"pod":{"rc_id":"r","role":"main","index":0},"node":"n1"}]}`, `{"version":1,"refused":{"a\nb":-1}}`,
+		`{"version":1}`, `{"version":1,"nodes":["n1","n2"],"refused":{"full":3}}`,
+		`{"version":2}`, `{"version":1,"nodes":[""]}`, `{`,
+		`{"version":1,"allocations":[{"pod":{"rc_id":"r","role":"main","index":0},"node":"n1"}]}`,
+		`{"version":1,"refused":{"a\nb":-1}}`,
 	} {
 		f.Add([]byte(text))
 	}
@@ -30,7 +33,8 @@ func FuzzAnswer(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b, err := parseAnswer(again); err != nil || len(b.Nodes) != len(a.Nodes) || len(b.Allocations) != len(a.Allocations) || len(b.Refused) != len(a.Refused) {
+		if b, err := parseAnswer(again); err != nil || len(b.Nodes) != len(a.Nodes) ||
+			len(b.Allocations) != len(a.Allocations) || len(b.Refused) != len(a.Refused) {
 			t.Fatalf("%+v is read again as %+v, %v", a, b, err)
 		}
 	})

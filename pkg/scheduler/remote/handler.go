@@ -11,8 +11,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Handler serves a scheduler to farms whose --scheduler-url leads to it. One that implements scheduler.Books is asked for its books. What
-// the scheduler says as an error is answered with status 503, and farms ask again.
+// Handler serves a scheduler, and its books if it implements scheduler.Books, to farms with its URL in --scheduler-url.
+// If the scheduler returns an error, the answer is status 503, and the farms ask again later.
 func Handler(s scheduler.Scheduler) http.Handler {
 	h := &handler{scheduler: s}
 	h.books, _ = s.(scheduler.Books)
@@ -25,7 +25,7 @@ func Handler(s scheduler.Scheduler) http.Handler {
 	return mux
 }
 
-// WithToken lets only those in who bear the token in the file, which is read for each request.
+// WithToken refuses requests without the token in a file, which it reads for each request.
 func WithToken(file string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, err := field.ReadWord(file)
@@ -43,7 +43,7 @@ func WithToken(file string, next http.Handler) http.Handler {
 
 type handler struct {
 	scheduler scheduler.Scheduler
-	books     scheduler.Books // nil: it keeps none
+	books     scheduler.Books // nil: the scheduler keeps none
 }
 
 func (h *handler) eligible(r *http.Request, q *question) (a answer, err error) {
@@ -68,8 +68,9 @@ func (h *handler) deallocate(r *http.Request, q *question) (answer, error) {
 	return answer{}, h.scheduler.DeallocateNodes(r.Context(), *q.Owner, q.Allocations)
 }
 
-// serve reads a question, has it answered, and writes the answer.
-func (h *handler) serve(w http.ResponseWriter, r *http.Request, path string, answerTo func(*http.Request, *question) (answer, error)) {
+func (h *handler) serve(w http.ResponseWriter, r *http.Request, path string,
+	answerTo func(*http.Request, *question) (answer, error),
+) {
 	var q question
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, MaxQuestion)).Decode(&q); err != nil {
 		http.Error(w, "the question cannot be read: "+err.Error(), http.StatusBadRequest)
@@ -98,5 +99,5 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, path string, ans
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(data) // who asked may be gone
+	_, _ = w.Write(data) // the farm may be gone
 }

@@ -32,7 +32,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// keeper is a scheduler with books: each replica gets the first eligible node that it need not avoid.
+// keeper is a scheduler with books: each replica gets the first eligible node that it does not have to avoid.
 type keeper struct {
 	mu          sync.Mutex
 	allocations []scheduler.Allocation
@@ -65,14 +65,17 @@ func (k *keeper) AllocatedNodes(_ context.Context, o scheduler.Owner) ([]schedul
 	return slices.Clone(k.allocations), k.err
 }
 
-func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *scheduler.View, wants []scheduler.Want) ([]scheduler.Allocation, error) {
+func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *scheduler.View,
+	wants []scheduler.Want,
+) ([]scheduler.Allocation, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.term = o.Term
 	nodes, _ := v.Eligible()
 	var given []scheduler.Allocation
 	for _, w := range wants {
-		if i := slices.IndexFunc(nodes, func(n scheduler.Node) bool { return !slices.Contains(w.Avoid, n.Name()) }); i >= 0 {
+		if i := slices.IndexFunc(nodes,
+			func(n scheduler.Node) bool { return !slices.Contains(w.Avoid, n.Name()) }); i >= 0 {
 			given = append(given, scheduler.Allocation{Pod: w.Pod, Node: nodes[i].Name()})
 		}
 	}
@@ -83,7 +86,9 @@ func (k *keeper) AllocateNodes(_ context.Context, o scheduler.Owner, v *schedule
 func (k *keeper) DeallocateNodes(_ context.Context, _ scheduler.Owner, allocations []scheduler.Allocation) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.allocations = slices.DeleteFunc(k.allocations, func(a scheduler.Allocation) bool { return slices.Contains(allocations, a) })
+	k.allocations = slices.DeleteFunc(k.allocations, func(a scheduler.Allocation) bool {
+		return slices.Contains(allocations, a)
+	})
 	return k.err
 }
 
@@ -93,14 +98,15 @@ func id(i int) pod.Identity {
 
 var owner = scheduler.Owner{RCID: id(0).RCID, Term: "01m7/00000000000000000042"}
 
-// view is a cluster of five nodes, two of which are not eligible.
+// view returns a view of five nodes. Two of them are not eligible.
 func view() *scheduler.View {
 	nodes := map[string]*node.View{}
 	for i, rack := range []string{"a", "a", "b", "c", "a"} {
 		name := fmt.Sprint("n", i)
 		nodes[name] = node.NewView(node.Node{
-			Name: name, Address: fmt.Sprint("10.0.0.", i), Labels: map[string]string{"rack": rack}, Capacity: node.Capacity{Slots: 10, CPU: 4000, Memory: 8 << 30},
-			Host: "secret", API: "https://10.0.0.1:7462", ConsulNode: "c", Incarnation: "i", Version: "v",
+			Name: name, Address: fmt.Sprint("10.0.0.", i), Labels: map[string]string{"rack": rack},
+			Capacity: node.Capacity{Slots: 10, CPU: 4000, Memory: 8 << 30},
+			Host:     "secret", API: "https://10.0.0.1:7462", ConsulNode: "c", Incarnation: "i", Version: "v",
 		}, node.Ops{}, i != 4)
 	}
 	nodes["n1"].SetOps(node.Ops{Labels: map[string]string{"maintenance": "soon"}})
@@ -110,29 +116,39 @@ func view() *scheduler.View {
 	}
 	return scheduler.NewView(scheduler.Cluster{
 		Ask: scheduler.Ask{
-			RCID: id(0).RCID, RCName: "web", Labels: map[string]string{"team": "shop"}, PodID: "web", PodLabels: map[string]string{"app": "web"}, Strategy: "dynamic",
-			Selector: "rack in (a,b)", Spread: "rack", SpreadSkew: 1, SpreadRole: "main", MaxPerNode: 2, Desired: 3, CPU: 500, Memory: 1 << 30, Ports: []int{8080}, DynamicPorts: []string{"admin"},
+			RCID: id(0).RCID, RCName: "web", Labels: map[string]string{"team": "shop"}, PodID: "web",
+			PodLabels: map[string]string{"app": "web"}, Strategy: "dynamic",
+			Selector: "rack in (a,b)", Spread: "rack", SpreadSkew: 1, SpreadRole: "main", MaxPerNode: 2, Desired: 3,
+			CPU: 500, Memory: 1 << 30, Ports: []int{8080}, DynamicPorts: []string{"admin"},
 			Manifest: secretive().WithoutSecrets(),
 		},
 		Nodes: nodes, Rule: &scheduler.Rule{Selector: sel}, Pods: slices.Values(placed),
 	})
 }
 
-// secretive is a manifest with secrets wherever it may have them.
+// secretive returns a manifest with secrets in all places that may have secrets.
 func secretive() *manifest.Manifest {
 	return &manifest.Manifest{
 		Version: 1, ID: "web", Config: manifest.Config{"password": secret},
 		Launchables: []manifest.Launchable{
-			{Name: "server", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/web"}, Env: map[string]string{"PASSWORD": secret}},
-			{Name: "helper", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/help"}, Env: map[string]string{"TOKEN": secret}},
+			{
+				Name: "server", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/web"},
+				Env: map[string]string{"PASSWORD": secret},
+			},
+			{
+				Name: "helper", Artifact: manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/bin/help"},
+				Env: map[string]string{"TOKEN": secret},
+			},
 		},
-		Ports: []manifest.Port{{Name: "http", Port: 8080}, {Name: "admin", Dynamic: true}}, Labels: map[string]string{"tier": "front"},
+		Ports:  []manifest.Port{{Name: "http", Port: 8080}, {Name: "admin", Dynamic: true}},
+		Labels: map[string]string{"tier": "front"},
 	}
 }
 
 const secret = "Ahng8ohz"
 
-// A question has the manifest, and no secret of it, whoever made the view. The manifest itself stays as it is.
+// A question has the manifest without its secrets, even if the caller's view has them. The manifest itself is not
+// changed.
 func TestNoSecretIsAsked(t *testing.T) {
 	t.Parallel()
 	m := secretive()
@@ -165,7 +181,7 @@ func TestNoSecretIsAsked(t *testing.T) {
 	}
 }
 
-// placed are the pods of the view.
+// placed has the pods of the view.
 var placed = []scheduler.Placed{{Pod: id(0), Node: "n0"}, {Pod: id(3), Node: "n1", Stopping: true}}
 
 // served starts a server and returns a client for it.
@@ -186,8 +202,8 @@ func client(t *testing.T, cfg remote.Config) *remote.Client {
 	return c
 }
 
-// What a scheduler in another process is shown, and what comes back, is what it would be in the farm. The messages are those of the
-// golden files, which others write their schedulers by.
+// A scheduler in another process sees the same as a scheduler in the farm, and its answers arrive unchanged. The
+// messages are equal to the golden files, which are examples for authors of schedulers.
 func TestAllMethodsOverTheWire(t *testing.T) {
 	t.Parallel()
 	k := &keeper{}
@@ -211,17 +227,20 @@ func TestAllMethodsOverTheWire(t *testing.T) {
 		_, _ = w.Write(rec.Body.Bytes())
 	}))
 	names, refused, err := c.EligibleNodes(t.Context(), view())
-	if err != nil || !slices.Equal(names, []string{"n0", "n2"}) || refused.String() != "maintenance: 1, not alive: 1, selector: 1" {
+	if err != nil || !slices.Equal(names, []string{"n0", "n2"}) ||
+		refused.String() != "maintenance: 1, not alive: 1, selector: 1" {
 		t.Errorf("eligible: %v, %v, %v", names, refused, err)
 	}
 	if want := view().Ask(); !reflect.DeepEqual(k.seen, want) || !slices.Equal(k.placed, placed) {
 		t.Errorf("it was shown %+v and %v, want %+v and %v", k.seen, k.placed, want, placed)
 	}
-	given, err := c.AllocateNodes(t.Context(), owner, view(), []scheduler.Want{{Pod: id(1)}, {Pod: id(2), Avoid: []string{"n0", "n1"}}, {Pod: id(0), Node: "n0"}})
+	given, err := c.AllocateNodes(t.Context(), owner, view(),
+		[]scheduler.Want{{Pod: id(1)}, {Pod: id(2), Avoid: []string{"n0", "n1"}}, {Pod: id(0), Node: "n0"}})
 	if err != nil || len(given) != 3 || given[1] != (scheduler.Allocation{Pod: id(2), Node: "n2"}) {
 		t.Errorf("allocated %v, %v", given, err)
 	}
-	if allocated, err := c.AllocatedNodes(t.Context(), owner); err != nil || !slices.Equal(allocated, given) || k.term != owner.Term {
+	if allocated, err := c.AllocatedNodes(t.Context(), owner); err != nil ||
+		!slices.Equal(allocated, given) || k.term != owner.Term {
 		t.Errorf("its books show %v of %v, %v; term %s", allocated, given, err, k.term)
 	}
 	if err := c.DeallocateNodes(t.Context(), owner, given[:1]); err != nil || len(k.allocations) != 2 {
@@ -254,7 +273,7 @@ func golden(t *testing.T, file string, data []byte) {
 	}
 }
 
-// A scheduler without books says so once, and is not asked again for a while.
+// If a scheduler answers that it keeps no books, the client does not ask it for books again for a while.
 func TestASchedulerWithoutBooks(t *testing.T) {
 	t.Parallel()
 	asked := 0
@@ -279,12 +298,13 @@ func TestASchedulerWithoutBooks(t *testing.T) {
 	if err := c.DeallocateNodes(t.Context(), owner, nil); err != nil {
 		t.Error(err)
 	}
-	if names, _, err := c.EligibleNodes(t.Context(), view()); err != nil || !slices.Equal(names, []string{"n0", "n1", "n2"}) {
+	if names, _, err := c.EligibleNodes(t.Context(), view()); err != nil ||
+		!slices.Equal(names, []string{"n0", "n1", "n2"}) {
 		t.Errorf("%v, %v", names, err)
 	}
 }
 
-// What is no answer is refused with words that say why, and never with more of it than a line.
+// A bad answer is refused with a reason, which has at most one line of the answer.
 func TestBadAnswersAreRefused(t *testing.T) {
 	t.Parallel()
 	many := `{"version":1,"nodes":["` + strings.Repeat(`n","`, 100_001) + `n"]}`
@@ -301,16 +321,28 @@ func TestBadAnswersAreRefused(t *testing.T) {
 		"no version":          {200, `{"nodes":["n1"]}`, "version 0; allowed: 1"},
 		"another version":     {200, `{"version":2,"nodes":["n1"]}`, "version 2; allowed: 1"},
 		"a name of no length": {200, `{"version":1,"nodes":[""]}`, `names a node ""`},
-		"a long name":         {200, `{"version":1,"nodes":["` + strings.Repeat("n", 300) + `"]}`, "allowed: 1 to 256 bytes"},
-		"a share of no node":  {200, `{"version":1,"allocations":[{"pod":{"rc_id":"r","role":"m","index":0}}]}`, `names a node ""`},
-		"a negative count":    {200, `{"version":1,"refused":{"full":-1}}`, "counts -1 nodes"},
-		"a reason of lines":   {200, `{"version":1,"refused":{"a\nb":1}}`, "on one line"},
-		"many nodes":          {200, many, "100002 nodes"},
-		"too large":           {200, `{"version":1,"nodes":["` + strings.Repeat("x", remote.MaxAnswer) + `"]}`, "more than 4194304 bytes"},
-		"redirected":          {302, "", "answered 302 Found"},
-		"a failure":           {503, "out\nof \x1b[31morder" + strings.Repeat(" really", 1000), "answered 503 Service Unavailable: out of [31morder really"},
-		"no content":          {204, "", "answered 204 No Content"},
-		"a method not there":  {404, "", "answered 404 Not Found"},
+		"a long name": {
+			200, `{"version":1,"nodes":["` + strings.Repeat("n", 300) + `"]}`,
+			"allowed: 1 to 256 bytes",
+		},
+		"a share of no node": {
+			200, `{"version":1,"allocations":[{"pod":{"rc_id":"r","role":"m","index":0}}]}`,
+			`names a node ""`,
+		},
+		"a negative count":  {200, `{"version":1,"refused":{"full":-1}}`, "counts -1 nodes"},
+		"a reason of lines": {200, `{"version":1,"refused":{"a\nb":1}}`, "on one line"},
+		"many nodes":        {200, many, "100002 nodes"},
+		"too large": {
+			200, `{"version":1,"nodes":["` + strings.Repeat("x", remote.MaxAnswer) + `"]}`,
+			"more than 4194304 bytes",
+		},
+		"redirected": {302, "", "answered 302 Found"},
+		"a failure": {
+			503, "out\nof \x1b[31morder" + strings.Repeat(" really", 1000),
+			"answered 503 Service Unavailable: out of [31morder really",
+		},
+		"no content":         {204, "", "answered 204 No Content"},
+		"a method not there": {404, "", "answered 404 Not Found"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -320,7 +352,8 @@ func TestBadAnswersAreRefused(t *testing.T) {
 				_, _ = io.WriteString(w, tt.body)
 			}))
 			names, _, err := c.EligibleNodes(t.Context(), view())
-			if err == nil || len(names) != 0 || !strings.Contains(err.Error(), tt.says) || len(err.Error()) > 900 || strings.ContainsAny(err.Error(), "\n\x1b") {
+			if err == nil || len(names) != 0 || !strings.Contains(err.Error(), tt.says) || len(err.Error()) > 900 ||
+				strings.ContainsAny(err.Error(), "\n\x1b") {
 				t.Errorf("%v, %v; want an error with %q", names, err, tt.says)
 			}
 		})
@@ -333,7 +366,7 @@ func TestBadAnswersAreRefused(t *testing.T) {
 	}
 }
 
-// One that does not answer, or answers for ever, is left when the caller's time is up.
+// If a scheduler does not answer, or if its answer does not end, the call ends with the caller's context.
 func TestACallEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	for name, handle := range map[string]http.HandlerFunc{
@@ -361,7 +394,7 @@ func TestACallEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A token goes where it was meant for, and nowhere else.
+// A token is sent only to the configured scheduler.
 func TestATokenGoesNowhereElse(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
@@ -384,12 +417,15 @@ func TestATokenGoesNowhereElse(t *testing.T) {
 		}
 	}
 	write("two words")
-	if _, _, err := client(t, remote.Config{URL: server.URL, TokenFile: file}).EligibleNodes(t.Context(), view()); err == nil || !strings.Contains(err.Error(), "holds 2 words") {
+	if _, _, err := client(t, remote.Config{URL: server.URL, TokenFile: file}).EligibleNodes(t.Context(),
+		view()); err == nil || !strings.Contains(err.Error(), "holds 2 words") {
 		t.Errorf("a token of two words: %v", err)
 	}
 	write("second")
 	elsewhere := make(chan string, 1)
-	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { elsewhere <- r.Header.Get("Authorization") }))
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		elsewhere <- r.Header.Get("Authorization")
+	}))
 	defer other.Close()
 	var bore string
 	c := served(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -400,7 +436,8 @@ func TestATokenGoesNowhereElse(t *testing.T) {
 		http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
 	}))
 	defer redirecting.Close()
-	if _, _, err := client(t, remote.Config{URL: redirecting.URL, TokenFile: file}).EligibleNodes(t.Context(), view()); err == nil || bore != "Bearer second" {
+	if _, _, err := client(t, remote.Config{URL: redirecting.URL, TokenFile: file}).EligibleNodes(t.Context(),
+		view()); err == nil || bore != "Bearer second" {
 		t.Errorf("%v; it bore %q", err, bore)
 	}
 	if _, _, err := c.EligibleNodes(t.Context(), view()); err == nil || len(elsewhere) != 0 {
@@ -408,25 +445,28 @@ func TestATokenGoesNowhereElse(t *testing.T) {
 	}
 }
 
-// The scheduler of an https URL is who the certificates say.
+// The scheduler of an https URL is identified by its certificate.
 func TestCertificates(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewUnstartedServer(remote.Handler(new(scheduler.ByLabel)))
-	server.Config.ErrorLog = log.New(io.Discard, "", 0) // of who does not believe it
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // no errors about clients that refuse the certificate
 	server.StartTLS()
 	defer server.Close()
 	dir := t.TempDir()
 	own, none := filepath.Join(dir, "own.pem"), filepath.Join(dir, "none.pem")
-	if err := os.WriteFile(own, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+	if err := os.WriteFile(own, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(none, []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := client(t, remote.Config{URL: server.URL, CAFile: own}).EligibleNodes(t.Context(), view()); err != nil {
+	if _, _, err := client(t, remote.Config{URL: server.URL, CAFile: own}).EligibleNodes(t.Context(),
+		view()); err != nil {
 		t.Error(err)
 	}
-	if _, _, err := client(t, remote.Config{URL: server.URL}).EligibleNodes(t.Context(), view()); err == nil || !strings.Contains(err.Error(), "certificate") {
+	if _, _, err := client(t, remote.Config{URL: server.URL}).EligibleNodes(t.Context(), view()); err == nil ||
+		!strings.Contains(err.Error(), "certificate") {
 		t.Errorf("an unknown server is believed: %v", err)
 	}
 	for _, file := range []string{none, filepath.Join(dir, "missing")} {
@@ -465,7 +505,7 @@ func TestConfigCheck(t *testing.T) {
 	}
 }
 
-// A question that is none is answered with what is wrong, and asks the scheduler nothing.
+// A bad question gets an answer with what is wrong, and does not reach the scheduler.
 func TestBadQuestions(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(remote.Handler(&keeper{err: errors.New("out of order")}))
@@ -479,7 +519,8 @@ func TestBadQuestions(t *testing.T) {
 		"another version": {"v1/eligible", `{"version":2,"ask":{}}`, 400, "version 2; allowed: 1"},
 		"nothing asked":   {"v1/eligible", `{"version":1}`, 400, "ask is missing"},
 		"nobody asks":     {"v1/allocated", `{"version":1}`, 400, "owner is missing"},
-		"too large":       {"v1/eligible", `{"version":1,"ask":{"rc_name":"` + strings.Repeat("x", remote.MaxQuestion) + `"}}`, 400, "too large"},
+		"too large": {"v1/eligible", `{"version":1,"ask":{"rc_name":"` +
+			strings.Repeat("x", remote.MaxQuestion) + `"}}`, 400, "too large"},
 		"its own failure": {"v1/eligible", `{"version":1,"ask":{}}`, 503, "out of order"},
 		"another path":    {"v2/eligible", `{"version":1,"ask":{}}`, 404, ""},
 	} {
@@ -495,15 +536,16 @@ func TestBadQuestions(t *testing.T) {
 	}
 }
 
-// A scheduler in a process of its own: farms reach it with --scheduler-url http://127.0.0.1:7470.
+// A scheduler in its own process. Farms use it with --scheduler-url http://127.0.0.1:7470.
 func ExampleHandler() {
-	s := new(scheduler.ByLabel) // or one of your own
+	s := new(scheduler.ByLabel) // or your own scheduler
 	server := &http.Server{Addr: "127.0.0.1:7470", Handler: remote.Handler(s), ReadHeaderTimeout: 10 * time.Second}
 	defer server.Close()
 	// log.Fatal(server.ListenAndServe())
 
 	req := httptest.NewRequest(http.MethodPost, "/v1/eligible", strings.NewReader(
-		`{"version":1,"ask":{"rc_id":"01m81","rc_name":"web","strategy":"dynamic","desired":2},"nodes":[{"name":"n2","capacity":{"slots":10}},{"name":"n1","capacity":{"slots":10}}]}`))
+		`{"version":1,"ask":{"rc_id":"01m81","rc_name":"web","strategy":"dynamic","desired":2},`+"\n"+
+			`"nodes":[{"name":"n2","capacity":{"slots":10}},{"name":"n1","capacity":{"slots":10}}]}`))
 	rec := httptest.NewRecorder()
 	server.Handler.ServeHTTP(rec, req)
 	fmt.Println(rec.Code, rec.Body)

@@ -1,6 +1,5 @@
-// Package remote lets a scheduler be another process: Handler serves one over HTTP, and Client is one that asks there. What they
-// exchange is JSON, version 1; docs/adr/0020-schedulers.md has the form, and testdata an example of each message, for those who write a
-// scheduler in another language.
+// Package remote connects farms with a scheduler in another process: Handler serves it over HTTP, and Client asks it.
+// The messages are JSON. docs/design/placing.md describes them. testdata has examples for other languages.
 package remote
 
 import (
@@ -17,10 +16,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/scheduler"
 )
 
-// Version is that of the messages. Fields are added without another one.
+// Version is the version of the messages. New fields do not change it.
 const Version = 1
 
-// The paths below a scheduler's URL, one for each method.
+// The paths of the methods below a scheduler's URL.
 const (
 	eligiblePath   = "v1/eligible"
 	allocatedPath  = "v1/allocated"
@@ -39,27 +38,25 @@ const (
 	maxText     = 300 // of a refusal
 )
 
-// question is what a farm asks. Which fields there are depends on the method.
+// question is a farm's question. Its fields depend on the method.
 type question struct {
 	Version     int                    `json:"version"`
 	Owner       *scheduler.Owner       `json:"owner,omitempty"`
 	Ask         *scheduler.Ask         `json:"ask,omitempty"`
-	Nodes       []wireNode             `json:"nodes,omitempty"`    // that may take pods as long as they have room, by name
-	Left        scheduler.Reasons      `json:"excluded,omitempty"` // number of the others, by why they may not
-	Pods        []scheduler.Placed     `json:"pods,omitempty"`     // of the controller, where they are
+	Nodes       []wireNode             `json:"nodes,omitempty"`    // the nodes that may take pods, by name
+	Left        scheduler.Reasons      `json:"excluded,omitempty"` // numbers of the other nodes, by reason
+	Pods        []scheduler.Placed     `json:"pods,omitempty"`     // the controller's pods, with their nodes
 	Wants       []scheduler.Want       `json:"wants,omitempty"`
 	Allocations []scheduler.Allocation `json:"allocations,omitempty"`
 }
 
-// wireNode is a node in a question.
 type wireNode struct {
 	Name     string            `json:"name"`
 	Address  string            `json:"address,omitempty"`
-	Labels   map[string]string `json:"labels,omitempty"` // with the operators' on top
+	Labels   map[string]string `json:"labels,omitempty"` // operators' labels take precedence
 	Capacity node.Capacity     `json:"capacity"`
 }
 
-// answer is what a scheduler says.
 type answer struct {
 	Version     int                    `json:"version"`
 	Nodes       []string               `json:"nodes,omitempty"` // best first
@@ -67,31 +64,37 @@ type answer struct {
 	Allocations []scheduler.Allocation `json:"allocations,omitempty"`
 }
 
-// questionOf puts a view into a question.
 func questionOf(v *scheduler.View) question {
 	nodes, left := v.Eligible()
 	ask := v.Ask()
-	ask.Manifest = ask.Manifest.WithoutSecrets() // whoever made the view
-	q := question{Version: Version, Ask: &ask, Left: left, Nodes: make([]wireNode, len(nodes)), Pods: slices.Collect(v.Pods())}
+	ask.Manifest = ask.Manifest.WithoutSecrets() // the caller may have left the secrets in
+	q := question{
+		Version: Version, Ask: &ask, Left: left,
+		Nodes: make([]wireNode, len(nodes)), Pods: slices.Collect(v.Pods()),
+	}
 	for i, n := range nodes {
 		q.Nodes[i] = wireNode{Name: n.Name(), Address: n.Address(), Labels: n.Labels(), Capacity: n.Capacity()}
 	}
 	return q
 }
 
-// view is what a scheduler is shown of a question.
 func (q *question) view() *scheduler.View {
-	c := scheduler.Cluster{Nodes: make(map[string]*node.View, len(q.Nodes)), Left: q.Left, Pods: iter.Seq[scheduler.Placed](slices.Values(q.Pods))}
+	c := scheduler.Cluster{
+		Nodes: make(map[string]*node.View, len(q.Nodes)), Left: q.Left,
+		Pods: iter.Seq[scheduler.Placed](slices.Values(q.Pods)),
+	}
 	if q.Ask != nil {
 		c.Ask = *q.Ask
 	}
 	for _, n := range q.Nodes {
-		c.Nodes[n.Name] = &node.View{Alive: true, Node: node.Node{Name: n.Name, Address: n.Address, Labels: n.Labels, Capacity: n.Capacity}}
+		c.Nodes[n.Name] = &node.View{
+			Alive: true,
+			Node:  node.Node{Name: n.Name, Address: n.Address, Labels: n.Labels, Capacity: n.Capacity},
+		}
 	}
 	return scheduler.NewView(c)
 }
 
-// check reports why a question cannot be answered.
 func (q *question) check(path string) error {
 	switch {
 	case q.Version != Version:
@@ -104,7 +107,7 @@ func (q *question) check(path string) error {
 	return nil
 }
 
-// parseAnswer reads an answer. One that is not as it should be is refused whole: who sends it may mean something else by the rest.
+// parseAnswer refuses the whole answer if a part is wrong, because the other parts may be wrong, too.
 func parseAnswer(data []byte) (answer, error) {
 	var a answer
 	if err := json.Unmarshal(data, &a); err != nil {
@@ -114,7 +117,8 @@ func parseAnswer(data []byte) (answer, error) {
 	case a.Version != Version:
 		return answer{}, fmt.Errorf("the answer has version %d; allowed: %d", a.Version, Version)
 	case len(a.Nodes) > maxEntries || len(a.Allocations) > maxEntries || len(a.Refused) > maxReasons:
-		return answer{}, fmt.Errorf("the answer has %d nodes, %d allocations and %d reasons; allowed: %d, %d and %d", len(a.Nodes), len(a.Allocations), len(a.Refused), maxEntries, maxEntries, maxReasons)
+		return answer{}, fmt.Errorf("the answer has %d nodes, %d allocations and %d reasons; allowed: %d, %d and %d",
+			len(a.Nodes), len(a.Allocations), len(a.Refused), maxEntries, maxEntries, maxReasons)
 	}
 	named := func(name string) error {
 		if name == "" || len(name) > maxName {
@@ -133,8 +137,11 @@ func parseAnswer(data []byte) (answer, error) {
 		}
 	}
 	for reason, n := range a.Refused {
-		if len(reason) > maxReason || n < 0 || strings.ContainsFunc(string(reason), func(r rune) bool { return !unicode.IsPrint(r) }) {
-			return answer{}, fmt.Errorf("the answer counts %d nodes for %q; allowed: 0 or more, for a reason of at most %d bytes on one line", n, field.Cut(string(reason), maxReason), maxReason)
+		if len(reason) > maxReason || n < 0 ||
+			strings.ContainsFunc(string(reason), func(r rune) bool { return !unicode.IsPrint(r) }) {
+			return answer{}, fmt.Errorf("the answer counts %d nodes for %q; "+
+				"allowed: 0 or more, for a reason of at most %d bytes on one line",
+				n, field.Cut(string(reason), maxReason), maxReason)
 		}
 	}
 	return a, nil

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// applyArg makes the test binary a stub: it isolates itself as the user that follows, and becomes /bin/cat of its own status.
+	// applyArg isolates the test binary as the next argument's user, and executes /bin/cat of its status.
 	applyArg = "apply-isolation"
-	// greedArg does so behind the user: the stub then asks the kernel for a better standing in place of becoming a program.
+	// greedArg, after the user, asks the kernel for better levels instead.
 	greedArg = "ask-for-more"
 )
 
@@ -27,13 +27,15 @@ func TestMain(m *testing.M) {
 		uid, err := strconv.Atoi(os.Args[2])
 		confine.ResetLevels()
 		if err == nil {
-			err = confine.Apply(&confine.Confinement{Isolation: confine.Isolation{UID: uid, GID: uid, NoNewPrivileges: true}}, nil)
+			err = confine.Apply(
+				&confine.Confinement{Isolation: confine.Isolation{UID: uid, GID: uid, NoNewPrivileges: true}}, nil)
 		}
 		if err == nil && len(os.Args) > 3 && os.Args[3] == greedArg {
 			for what, err := range map[string]error{
 				"nice -5":            unix.Setpriority(unix.PRIO_PROCESS, 0, -5),
 				"oom_score_adj -500": os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0),
-				"realtime":           unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0),
+				"realtime": unix.SchedSetAttr(0,
+					&unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0),
 			} {
 				if err == nil {
 					fmt.Println(what)
@@ -50,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A preparer that is no root may have been given capabilities to hand on. Its pods get none of them, whoever they run as.
+// If a preparer is not root but has inheritable capabilities, its pods get none of them, with any user.
 func TestPodsGetNoCapabilities(t *testing.T) {
 	if os.Getuid() != 0 {
 		capabilitiesOf(t, exec.CommandContext(t.Context(), "/proc/self/exe", applyArg, strconv.Itoa(os.Getuid())))
@@ -85,7 +87,7 @@ func capabilitiesOf(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// A pod that asks the kernel to be spared when memory runs out, or to run before others, does not get it.
+// The kernel refuses a pod that asks for a higher priority, or asks not to be killed when memory runs out.
 func TestPodsGetNoBetterStanding(t *testing.T) {
 	t.Parallel()
 	uid := os.Getuid()

@@ -12,14 +12,14 @@ import (
 	"syscall"
 )
 
-// The controllers behind the limits of an Isolation.
+// The cgroup controllers for the limits of an Isolation.
 const (
 	CPU    = "cpu"
 	Memory = "memory"
 	PIDs   = "pids"
 )
 
-// Controllers returns all of them.
+// Controllers returns the three controllers.
 func Controllers() []string { return []string{CPU, Memory, PIDs} }
 
 // Files of a cgroup (cgroup-v2, core interface files).
@@ -29,25 +29,22 @@ const (
 	MembersFile     = "cgroup.procs"
 )
 
-// cpuPeriod is the kernel's default, in microseconds; minQuota is the least that it takes (cgroup-v2, cpu.max).
+// The kernel's default period, and the least quota that it accepts, in microseconds (cgroup-v2, cpu.max).
 const (
 	cpuPeriod = 100_000
 	minQuota  = 1_000
 )
 
-// noLimit stands for none in the files of limits, and noCPULimit is what the kernel shows then.
 const (
 	noLimit    = "max"
 	noCPULimit = "max 100000"
 )
 
-// limit is one limit of a cgroup.
 type limit struct {
 	controller, file, value string
 	optional                bool // some kernels do not have the file
 }
 
-// limits returns those that an isolation has.
 func limits(iso Isolation) []limit {
 	var all []limit
 	if iso.CPU > 0 {
@@ -55,7 +52,9 @@ func limits(iso Isolation) []limit {
 	}
 	if iso.Memory > 0 {
 		all = append(all, limit{controller: Memory, file: "memory.max", value: strconv.FormatInt(iso.Memory, 10)},
-			// What is beyond the limit would go to swap, which is the whole machine's; and what lost one process is of no use without it.
+			// Without memory.swap.max, memory beyond the limit would use the swap of the whole machine. With
+			// memory.oom.group, the kernel kills all processes of the cgroup together, because the others are of no use
+			// without the one it chose.
 			limit{controller: Memory, file: "memory.swap.max", value: "0", optional: true},
 			limit{controller: Memory, file: "memory.oom.group", value: "1", optional: true})
 	}
@@ -66,18 +65,26 @@ func limits(iso Isolation) []limit {
 }
 
 func cpuLimit(millicores int64) limit {
-	return limit{controller: CPU, file: "cpu.max", value: fmt.Sprintf("%d %d", max(millicores*cpuPeriod/1000, minQuota), cpuPeriod)}
+	return limit{
+		controller: CPU, file: "cpu.max",
+		value: fmt.Sprintf("%d %d", max(millicores*cpuPeriod/1000, minQuota), cpuPeriod),
+	}
 }
 
-// Setting is what a file of a cgroup is to hold.
+// Setting is the desired content of one file of a cgroup.
 type Setting struct {
 	File, Value string
 }
 
-// Settings returns what the files of a cgroup hold for the limits of CPU and memory of an isolation, whatever they
-// held before. A kernel may lack some of the files, and a cgroup those of a controller that it cannot have.
+// Settings returns the content of a cgroup's files for an isolation's limits of CPU and memory, also for limits that
+// the isolation does not have. A kernel or a cgroup without the controller may lack some of the files.
 func Settings(iso Isolation) []Setting {
-	all := []Setting{{"cpu.max", noCPULimit}, {"memory.max", noLimit}, {"memory.swap.max", noLimit}, {"memory.oom.group", "0"}}
+	all := []Setting{
+		{"cpu.max", noCPULimit},
+		{"memory.max", noLimit},
+		{"memory.swap.max", noLimit},
+		{"memory.oom.group", "0"},
+	}
 	for _, l := range limits(iso) {
 		for i := range all {
 			if all[i].File == l.file {
@@ -88,10 +95,13 @@ func Settings(iso Isolation) []Setting {
 	return all
 }
 
-// Cap bounds what all processes in a cgroup and below it take together: thousandths of a core and bytes, zero: not bounded. What an
-// earlier cap said is taken back. Controllers that cannot be had there are left out, as isolate.Probe has said.
+// Cap limits how much CPU, in thousandths of a core, and memory, in bytes, all processes in a cgroup and below it use
+// together; zero: no limit. It ignores limits of controllers that the node lacks.
 func Cap(dir string, cpu, memory int64) error {
-	caps := []limit{{controller: CPU, file: "cpu.max", value: noLimit}, {controller: Memory, file: "memory.max", value: noLimit}}
+	caps := []limit{
+		{controller: CPU, file: "cpu.max", value: noLimit},
+		{controller: Memory, file: "memory.max", value: noLimit},
+	}
 	if cpu > 0 {
 		caps[0] = cpuLimit(cpu)
 	}
@@ -108,7 +118,6 @@ func Cap(dir string, cpu, memory int64) error {
 	return nil
 }
 
-// joinCgroup makes the cgroup with the limits that its controllers can hold, and moves the calling process into it.
 func joinCgroup(c *Confinement) error {
 	if c.Cgroup == "" {
 		return nil
@@ -125,8 +134,8 @@ func joinCgroup(c *Confinement) error {
 	return nil
 }
 
-// applyLimits gives a cgroup its limits. What cannot be passed down, or is in the hands of cgroup v1, is no reason not to
-// run: whoever asked for it has been told by isolate.Probe.
+// applyLimits leaves out limits of controllers that the cgroup cannot have, for example because cgroup v1 uses them.
+// isolate.Probe has reported these.
 func applyLimits(dir string, wanted []limit) error {
 	if len(wanted) == 0 {
 		return nil
@@ -150,7 +159,8 @@ func applyLimits(dir string, wanted []limit) error {
 	return nil
 }
 
-// MakeCgroup makes a cgroup when it is missing. Somebody else may be removing empty ones above it at this moment.
+// MakeCgroup makes a cgroup if it is missing. It tries several times, because another process may remove an empty
+// parent cgroup at the same moment.
 func MakeCgroup(dir string) error {
 	_, _, err := SplitCgroup(dir)
 	if err != nil {
@@ -167,7 +177,7 @@ func MakeCgroup(dir string) error {
 	}
 }
 
-// PassDown makes controllers available in a cgroup as far as those above it have them, and returns what it has then.
+// PassDown makes controllers available in a cgroup if its parents have them, and returns those that it then has.
 func PassDown(dir string, controllers []string) ([]string, error) {
 	mount, group, err := SplitCgroup(dir)
 	if err != nil {
@@ -175,7 +185,7 @@ func PassDown(dir string, controllers []string) ([]string, error) {
 	}
 	above := mount
 	for name := range strings.SplitSeq(strings.TrimPrefix(group, "/"), "/") {
-		for _, c := range controllers { // each by itself: one that is refused would keep the others out
+		for _, c := range controllers { // one by one, because the kernel refuses all if it refuses one
 			_ = Write(above, subtreeFile, "+"+c)
 		}
 		above = path.Join(above, name)
@@ -187,8 +197,8 @@ func PassDown(dir string, controllers []string) ([]string, error) {
 	return strings.Fields(string(data)), nil
 }
 
-// SplitCgroup divides a directory, which need not be there yet, into the mount of cgroup v2 and a path below it. Every cgroup
-// has a list of its controllers, and nothing above the mount has.
+// SplitCgroup divides a directory, which need not exist, into the mount of cgroup v2 and the path below it. It finds
+// the mount because every cgroup has a list of its controllers, and directories above the mount have none.
 func SplitCgroup(dir string) (mount, group string, err error) {
 	dir = path.Clean(dir)
 	for at := path.Dir(dir); at != "/"; at = path.Dir(at) {
@@ -204,7 +214,7 @@ func SplitCgroup(dir string) (mount, group string, err error) {
 	return mount, strings.TrimPrefix(dir, mount), nil
 }
 
-// Write changes a file of a cgroup. The kernel makes these files: none is ever created.
+// Write writes to a file of a cgroup. It never creates a file, because the kernel makes these files.
 func Write(dir, file, text string) error {
 	f, err := os.OpenFile(path.Join(dir, file), os.O_WRONLY, 0)
 	if err != nil {
@@ -214,5 +224,5 @@ func Write(dir, file, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Gone reports whether an error says that a cgroup has been removed, before or meanwhile.
+// Gone reports whether an error means that a cgroup was removed, before or during the call.
 func Gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }

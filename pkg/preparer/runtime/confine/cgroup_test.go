@@ -8,22 +8,28 @@ import (
 	"testing"
 )
 
-// Apply itself is tested by the conformance suite of the runtimes, in real processes.
-
-// What a cgroup is given, in a directory that has the files of one.
+// A normal directory has the files that applyLimits writes. Conformance tests try Apply in real processes.
 func TestApplyLimits(t *testing.T) {
 	const all = "cpu memory pids"
 	for name, tt := range map[string]struct {
 		iso    Isolation
 		usable string
 		want   string
-		passed string // to the groups above it, last: each is written over the one before
+		passed string // last controller written to subtree_control above
 	}{
-		"none":              {Isolation{}, all, "", ""},
-		"all":               {Isolation{CPU: 1500, Memory: 512 << 20, PIDs: 64}, all, "cpu.max=150000 100000 memory.max=536870912 memory.swap.max=0 memory.oom.group=1 pids.max=64", "+pids"},
-		"least CPU":         {Isolation{CPU: 1}, all, "cpu.max=1000 100000", "+cpu"}, // the kernel takes no less
-		"a hundredth":       {Isolation{CPU: 10}, all, "cpu.max=1000 100000", "+cpu"},
-		"without memory":    {Isolation{CPU: 1000, Memory: 1, PIDs: 1}, "cpu pids", "cpu.max=100000 100000 pids.max=1", "+pids"},
+		"none": {Isolation{}, all, "", ""},
+		"all": {
+			Isolation{CPU: 1500, Memory: 512 << 20, PIDs: 64},
+			all,
+			"cpu.max=150000 100000 memory.max=536870912 memory.swap.max=0 memory.oom.group=1 pids.max=64", "+pids",
+		},
+		"least CPU":   {Isolation{CPU: 1}, all, "cpu.max=1000 100000", "+cpu"}, // the kernel's minimum
+		"a hundredth": {Isolation{CPU: 10}, all, "cpu.max=1000 100000", "+cpu"},
+		"without memory": {
+			Isolation{CPU: 1000, Memory: 1, PIDs: 1},
+			"cpu pids",
+			"cpu.max=100000 100000 pids.max=1", "+pids",
+		},
 		"other controllers": {Isolation{CPU: 1000, Memory: 1, PIDs: 1}, "hugetlb io", "", "+pids"},
 	} {
 		dir := filepath.Join(t.TempDir(), "mount", "above", "group")
@@ -47,15 +53,16 @@ func TestApplyLimits(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
 		for _, above := range []string{filepath.Dir(dir), filepath.Dir(filepath.Dir(dir))} {
-			if passed := read(t, filepath.Join(above, subtreeFile)); (passed == "") != (tt.passed == "") || !strings.HasPrefix(passed, tt.passed) {
+			if passed := read(t, filepath.Join(above, subtreeFile)); (passed == "") != (tt.passed == "") ||
+				!strings.HasPrefix(passed, tt.passed) {
 				t.Errorf("%s: %q was written to %s, want %q", name, passed, above, tt.passed)
 			}
 		}
 	}
 }
 
-// A cap bounds all that is below it; without it an earlier one is taken back. It kills no group, and leaves swap to those without a
-// limit of their own.
+// Cap limits all processes in and below the cgroup together, without memory.oom.group or a limit of swap. A Cap without
+// limits removes an earlier one.
 func TestCap(t *testing.T) {
 	mount := filepath.Join(t.TempDir(), "mount")
 	dir := filepath.Join(mount, "rcfarm", "n1")
@@ -74,7 +81,7 @@ func TestCap(t *testing.T) {
 		{3500, 1 << 30, "350000 100000 1073741824  "},
 		{0, 0, "max max  "},
 	} {
-		for _, file := range files { // the kernel replaces what is in there; a file keeps what is longer
+		for _, file := range files { // the kernel replaces the content; a normal file keeps the rest of a longer text
 			if err := os.Truncate(filepath.Join(dir, file), 0); err != nil {
 				t.Fatal(err)
 			}
@@ -92,13 +99,18 @@ func TestCap(t *testing.T) {
 	}
 }
 
-// A kernel without swap or without groups to kill runs what it is given all the same; one without the limit itself does not.
+// If the kernel lacks memory.swap.max or memory.oom.group, the limit is set without them. Without memory.max,
+// applyLimits returns an error.
 func TestMissingFiles(t *testing.T) {
-	for missing, fails := range map[string]bool{"memory.swap.max": false, "memory.oom.group": false, "memory.max": true} {
+	for missing, fails := range map[string]bool{
+		"memory.swap.max": false, "memory.oom.group": false,
+		"memory.max": true,
+	} {
 		dir := filepath.Join(t.TempDir(), "mount", "group")
 		makeFiles(t, dir, "memory.max", "memory.swap.max", "memory.oom.group", controllersFile)
 		makeFiles(t, filepath.Dir(dir), controllersFile, subtreeFile)
-		err := errors.Join(os.Remove(filepath.Join(dir, missing)), os.WriteFile(filepath.Join(dir, controllersFile), []byte("memory\n"), 0o600))
+		err := errors.Join(os.Remove(filepath.Join(dir, missing)),
+			os.WriteFile(filepath.Join(dir, controllersFile), []byte("memory\n"), 0o600))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,8 +1,6 @@
-// Package confine is what a stub does to itself between fork and exec: it keeps the process from the rest of its node, with a
-// cgroup, a /tmp of its own, another user and no new privileges, and drops what it inherited.
-//
-// It asks for nothing but system calls and files. A stub is started for every process of a node, and what it imports is
-// initialised in each (see package stub): what manages cgroups from outside is in package isolate.
+// Package confine has the steps by which a stub isolates itself between fork and exec. It imports little, because a
+// stub is started for every process of a node, and initialises all packages that it imports (see package stub). So the
+// code for cgroups of other processes is in package isolate.
 package confine
 
 import (
@@ -14,24 +12,27 @@ import (
 	"syscall"
 )
 
-// Isolation is what is wanted to keep a process from the rest of the node.
+// Isolation separates a process from the rest of the node. An older supervisor ignores a field that it does not know,
+// so the process would run without that isolation. A preparer must send a new field only to a supervisor that has
+// announced it, as the field Watchdogs of shim's snapshot announces watchdogs.
 type Isolation struct {
 	UID    int   `json:"uid"`
 	GID    int   `json:"gid"`
 	Groups []int `json:"groups,omitempty"` // supplementary
 
-	NoNewPrivileges bool   `json:"no_new_privileges,omitempty"` // setuid programs give it nothing (prctl(2))
-	Tmp             string `json:"tmp,omitempty"`               // directory that it sees as /tmp and /var/tmp; empty: the node's
+	NoNewPrivileges bool `json:"no_new_privileges,omitempty"` // setuid programs give it no privileges (prctl(2))
+	// Tmp is the directory that the process sees as /tmp and /var/tmp; empty: it sees the node's directories.
+	Tmp string `json:"tmp,omitempty"`
 
-	// The limits are of the process and all its descendants together, whatever sessions they make; zero: none.
+	// The limits apply to the process and all its descendants together, also in other sessions; zero: no limit.
 	CPU    int64 `json:"cpu,omitempty"`    // thousandths of a core
 	Memory int64 `json:"memory,omitempty"` // bytes
 	PIDs   int64 `json:"pids,omitempty"`   // processes and threads
 }
 
-// Validate reports why an isolation cannot be had anywhere.
+// Validate returns an error if a value cannot be valid on any node.
 func (i Isolation) Validate() error {
-	const maxID = 1<<32 - 2 // one more means "leave it"
+	const maxID = 1<<32 - 2 // for setresuid, the next number means "no change"
 	for _, id := range append([]int{i.UID, i.GID}, i.Groups...) {
 		if id < 0 || id > maxID {
 			return fmt.Errorf("isolation: user or group %d is not valid; allowed: 0 to %d", id, maxID)
@@ -55,34 +56,32 @@ func absolute(dir string) error {
 	return nil
 }
 
-// Confinement is an Isolation with what it takes on this node. It is applied after the fork and before the program.
+// Confinement is an Isolation together with a cgroup of this node.
 type Confinement struct {
 	Isolation
 
-	// Cgroup is a directory of cgroup v2, made when missing, that the process and all its descendants live in; empty: none. The limits
-	// are of this group.
+	// Cgroup is a directory of cgroup v2, made if it is missing, for the process and all its descendants; empty: none.
 	Cgroup string `json:"cgroup,omitempty"`
 }
 
-// Validate reports why a confinement cannot be applied anywhere.
+// Validate returns an error if a value cannot be applied on any node.
 func (c Confinement) Validate() error {
 	if err := absolute(c.Cgroup); err != nil {
 		return err
 	}
 	if c.Cgroup == "" && c.CPU+c.Memory+c.PIDs > 0 {
-		return fmt.Errorf("isolation: limits (cpu %d, memory %d, pids %d) are not valid without a cgroup; allowed: zero", c.CPU, c.Memory, c.PIDs)
+		return fmt.Errorf(
+			"isolation: limits (cpu %d, memory %d, pids %d) are not valid without a cgroup; allowed: zero",
+			c.CPU, c.Memory, c.PIDs)
 	}
 	return c.Isolation.Validate()
 }
 
-// Apply isolates the calling process. Users, mounts and privileges belong to a thread before exec: the calling goroutine
-// stays locked to its thread and becomes the program from there. After an error it must not become it.
+// Apply isolates the calling process. Users, mounts and privileges belong to a thread. So Apply locks the goroutine to
+// its thread, and the caller must exec from this goroutine, but not after an error. tie, if it is not nil, makes the
+// kernel kill the process when its parent ends.
 //
-// The order is fixed by what each step needs: cgroup and mounts need root, which the user step gives up, and setgid needs
-// it after setgroups. The limits of the cgroup hold from the first step on.
-//
-// tie, unless nil, ties the process to its parent. It is called when no later step can undo that, and before the user
-// that the process becomes may signal it.
+// The cgroup and the mounts need root, so they come before the change of the user. setgroups comes before setgid.
 func Apply(c *Confinement, tie func() error) error {
 	runtime.LockOSThread()
 	if err := joinCgroup(c); err != nil {
@@ -100,16 +99,14 @@ func Apply(c *Confinement, tie func() error) error {
 	return renouncePrivileges(c.Isolation)
 }
 
-// What package syscall lacks; the same on all architectures that it has Linux for (include/uapi, open(2) and prctl(2)).
+// Constants that package syscall lacks (open(2), prctl(2)).
 const (
 	oPath           = 0x200000
 	prSetNoNewPrivs = 38
 )
 
-// tmpDirs is what a private tmp covers.
 func tmpDirs() []string { return []string{"/tmp", "/var/tmp"} }
 
-// coverTmp gives the thread mounts of its own and puts iso.Tmp over the node's temporary directories.
 func coverTmp(iso Isolation) error {
 	if iso.Tmp == "" {
 		return nil
@@ -117,7 +114,8 @@ func coverTmp(iso Isolation) error {
 	if err := OwnMounts(); err != nil {
 		return err
 	}
-	// By descriptor, because it may lie below what is covered first; opened in the new namespace, as bind mounts demand.
+	// iso.Tmp is opened as a descriptor, because it may lie below /tmp, which the first mount covers, and in the new
+	// namespace, because bind mounts need that.
 	dir, err := syscall.Open(iso.Tmp, oPath|syscall.O_DIRECTORY|syscall.O_NOFOLLOW|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open private tmp %s: %w", iso.Tmp, err)
@@ -129,7 +127,8 @@ func coverTmp(iso Isolation) error {
 		}
 		err := syscall.Mount(fmt.Sprintf("/proc/self/fd/%d", dir), target, "", syscall.MS_BIND, "")
 		if err == nil {
-			err = syscall.Mount("none", target, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NOSUID|syscall.MS_NODEV, "")
+			err = syscall.Mount("none", target, "",
+				syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NOSUID|syscall.MS_NODEV, "")
 		}
 		if err != nil {
 			return fmt.Errorf("mount private tmp %s on %s: %w", iso.Tmp, target, err)
@@ -138,8 +137,9 @@ func coverTmp(iso Isolation) error {
 	return nil
 }
 
-// OwnMounts gives the calling thread a mount namespace. What is mounted in it is not seen outside; what the node mounts and
-// unmounts later is seen inside, so that no pod keeps a file system of the node busy (mount_namespaces(7)).
+// OwnMounts gives the calling thread a mount namespace of its own. Its mounts are not visible outside. Mounts and
+// unmounts of the node are visible inside, so a pod does not keep a file system busy that the node unmounts
+// (mount_namespaces(7)).
 func OwnMounts() error {
 	if err := syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
@@ -150,17 +150,15 @@ func OwnMounts() error {
 	return nil
 }
 
-// become changes the user for good: real, effective and saved ids, so that there is no way back.
-//
-// The effective user changes first, because that change clears the death signal, which tie sets again. Only a process
-// with the real or the saved user may send signals (kill(2)): so no pod can stop this process while it is tied to
-// nothing.
+// become changes the real, effective and saved ids, so that the process cannot change its user back. The change of the
+// effective user clears the death signal, and tie sets it again. The real and saved user change last, because from then
+// on processes of the pod can signal this process (kill(2)), and could stop it before tie.
 func become(iso Isolation, tie func() error) error {
 	if tie == nil {
 		tie = func() error { return nil }
 	}
 	if os.Getuid() != 0 && os.Getuid() == iso.UID && os.Getgid() == iso.GID && len(iso.Groups) == 0 {
-		return tie() // only root may even ask for the groups that it has
+		return tie() // only root may set groups, even if they do not change
 	}
 	if err := syscall.Setgroups(iso.Groups); err != nil {
 		return fmt.Errorf("take groups %v: %w", iso.Groups, err)

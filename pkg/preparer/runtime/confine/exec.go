@@ -10,13 +10,13 @@ import (
 	"unsafe"
 )
 
-// What package syscall lacks; the same on all architectures (close_range(2)).
+// Constants that package syscall lacks (close_range(2)).
 const (
 	sysCloseRange     = 436
 	closeRangeCloexec = 4
 )
 
-// CloseOnExec marks every descriptor from 3 on.
+// CloseOnExec marks all descriptors except 0 to 2 as close-on-exec.
 func CloseOnExec() error {
 	_, _, no := syscall.RawSyscall(sysCloseRange, 3, ^uintptr(0), closeRangeCloexec)
 	if no == 0 {
@@ -25,7 +25,7 @@ func CloseOnExec() error {
 	if no != syscall.ENOSYS && no != syscall.EINVAL {
 		return no
 	}
-	// Before Linux 5.11.
+	// The kernel is older than Linux 5.11.
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err
@@ -38,42 +38,40 @@ func CloseOnExec() error {
 	return nil
 }
 
-// lastSignal is the highest signal number of Linux.
 const lastSignal = 64
 
-// ResetSignals undoes what exec would otherwise hand on from whoever started the caller, such as nohup: a handled
-// signal is reset to its default by exec, an ignored one stays ignored (signal(7)). It reaches the two signals below
-// SIGRTMIN that os/signal leaves alone, and that a make built on posix_spawn is known to leave ignored.
+// ResetSignals resets all signals to their defaults. exec leaves ignored signals ignored (signal(7)), for example after
+// nohup. Some builds of make leave the two signals below SIGRTMIN ignored, which os/signal does not touch.
 func ResetSignals() {
 	var standard [4]uint64 // the kernel's sigaction, all zero: SIG_DFL, no flags, an empty mask
 	for sig := uintptr(1); sig <= lastSignal; sig++ {
-		// SIGKILL and SIGSTOP refuse, and are never ignored.
+		// SIGKILL and SIGSTOP cannot be changed, and are never ignored.
 		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, 8, 0, 0)
 	}
 }
 
-// maxShebang is how much of a script's first line the kernel looks at, in bytes (execve(2)).
+// maxShebang is how much of a script's first line the kernel reads, in bytes (execve(2)).
 const maxShebang = 256
 
-// ExecError says why a program could not be executed. The kernel says of a script whose interpreter is missing that the script
-// is, and not which interpreter.
+// ExecError describes why a program could not be executed. If the interpreter of a script is missing, the kernel
+// reports that the script is missing.
 func ExecError(path string, err error) error {
 	first, interpreter := firstLine(path)
 	switch {
 	case errors.Is(err, syscall.ENOEXEC) && first != "":
-		return fmt.Errorf("exec %s: %w: it is neither a program for this machine nor a script with a #! line", path, err)
+		return fmt.Errorf("exec %s: %w: it is neither a program for this machine nor a script with a #! line", path,
+			err)
 	case interpreter == "" || !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("exec %s: %w", path, err)
 	}
 	if info, statErr := os.Stat(interpreter); statErr == nil && (info.IsDir() || info.Mode().Perm()&0o111 == 0) {
-		return fmt.Errorf("exec %s: its #! line names %q, which is no program: %w", path, interpreter, err)
+		return fmt.Errorf("exec %s: its #! line names %q, which is not a program: %w", path, interpreter, err)
 	} else if statErr == nil {
 		return fmt.Errorf("exec %s: %w", path, err)
 	}
 	return fmt.Errorf("exec %s: its #! line names %q, which is not on this node: %w", path, interpreter, err)
 }
 
-// firstLine returns the beginning of a file, and the interpreter that it names if it is a script.
 func firstLine(path string) (first, interpreter string) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -6,15 +6,15 @@ import (
 	"syscall"
 )
 
-// What every process of a pod begins with, whatever the preparer has: a preparer that the kernel is told to spare
-// (OOMScoreAdjust=-1000) must not have its pods spared with it.
+// Every process of a pod begins with these levels. If the kernel must not kill the preparer (OOMScoreAdjust=-1000),
+// pods must not inherit that.
 const (
 	OOMScoreAdj = 0 // proc_pid_oom_score_adj(5)
 	Nice        = 0 // setpriority(2)
 )
 
-// ResetLevels gives the calling process those. Whoever lacks CAP_SYS_RESOURCE or CAP_SYS_NICE may not go down to them,
-// and keeps what it has: isolate.Levels says so. The calling goroutine must be locked to its thread.
+// ResetLevels sets the levels of the calling process. The calling goroutine must be locked to its thread. Without
+// CAP_SYS_RESOURCE or CAP_SYS_NICE, the process keeps a higher level.
 func ResetLevels() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(OOMScoreAdj)), 0)
 	_ = syscall.Setpriority(syscall.PRIO_PROCESS, 0, Nice)

@@ -1,5 +1,4 @@
-// Package isolate finds out how processes can be kept apart on a node, and manages the cgroups that they are in from outside.
-// What a process does to itself is in package confine.
+// Package isolate finds out how processes can be isolated on a node, and manages the cgroups of other processes.
 package isolate
 
 import (
@@ -16,8 +15,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// Members returns the pids of the processes in the cgroup and below it. One that ends just now, or that this process
-// cannot see, in another pid namespace, has the pid 0.
+// Members returns the pids of the processes in the cgroup and below it. The pid of a process that is ending, or that is
+// in a pid namespace that this process cannot see, is 0.
 func Members(dir string) (pids []int, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() {
@@ -28,7 +27,8 @@ func Members(dir string) (pids []int, err error) {
 				pids = append(pids, n)
 			}
 		}
-		if confine.Gone(err) || errors.Is(err, unix.EOPNOTSUPP) { // those of a threaded group are in the one above it
+		// a threaded group: the group above lists its processes
+		if confine.Gone(err) || errors.Is(err, unix.EOPNOTSUPP) {
 			return nil
 		}
 		return err
@@ -39,17 +39,17 @@ func Members(dir string) (pids []int, err error) {
 	return pids, nil
 }
 
-// Kill ends everything in the cgroup and below it at one stroke: no fork slips through. It does not wait.
+// Kill kills all processes in the cgroup and below it at once, so that no fork escapes. It does not wait for their end.
 func Kill(dir string) error {
 	if confine.Write(dir, "cgroup.kill", "1") == nil {
 		return nil
 	}
-	// It is gone, or the kernel is one before Linux 5.14.
+	// The cgroup is gone, or the kernel is older than Linux 5.14.
 	_ = confine.Write(dir, "cgroup.freeze", "1")
 	pids, err := Members(dir)
 	for _, pid := range pids {
-		if pid > 0 { // 0 is the caller's own group
-			_ = unix.Kill(pid, unix.SIGKILL) // it is frozen, so the number is its
+		if pid > 0 { // 0 would mean the caller's own process group
+			_ = unix.Kill(pid, unix.SIGKILL) // the process is frozen, so the pid is still its own
 		}
 	}
 	_ = confine.Write(dir, "cgroup.freeze", "0")
@@ -59,7 +59,7 @@ func Kill(dir string) error {
 	return nil
 }
 
-// Remove removes an empty cgroup, with what its processes made below it. One that is not there is fine.
+// Remove removes an empty cgroup, and the cgroups below it, which its processes have made.
 func Remove(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if confine.Gone(err) {
@@ -79,7 +79,7 @@ func Remove(dir string) error {
 	return nil
 }
 
-// Prune removes an empty cgroup, and those above it that are empty then. One that is in use stays, and so do those above.
+// Prune removes an empty cgroup and each parent that is empty then.
 func Prune(dir string) {
 	mount, _, err := confine.SplitCgroup(dir)
 	for err == nil && dir != mount {

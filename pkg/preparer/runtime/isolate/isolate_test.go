@@ -36,7 +36,7 @@ func TestParseIDMap(t *testing.T) {
 	}
 }
 
-// What Probe offers agrees with what it says is missing, whatever the host.
+// Probe offers each part or reports it as missing, on any host.
 func TestProbe(t *testing.T) {
 	h := Probe("rcfarm-test-probe")
 	defer func() {
@@ -52,9 +52,10 @@ func TestProbe(t *testing.T) {
 		}
 	}
 	for what, offered := range offers {
-		said := slices.ContainsFunc(h.Without, func(s string) bool { return strings.HasPrefix(s, what+": ") && len(s) > len(what)+10 })
+		said := slices.ContainsFunc(h.Without,
+			func(s string) bool { return strings.HasPrefix(s, what+": ") && len(s) > len(what)+10 })
 		if said == offered {
-			t.Errorf("%s: offered %t, said to be missing %t: %q", what, offered, said, h.Without)
+			t.Errorf("%s: offered %t, reported as missing %t: %q", what, offered, said, h.Without)
 		}
 	}
 	if root := os.Geteuid() == 0; root != h.Users {
@@ -68,7 +69,6 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// A cgroup ends with whatever was made below it.
 func TestCgroupKillAndRemove(t *testing.T) {
 	h := Probe("rcfarm-test-kill")
 	if h.Cgroup == "" {
@@ -110,7 +110,10 @@ func TestCgroupKillAndRemove(t *testing.T) {
 	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
 		t.Errorf("it ended with %v, want a kill", err)
 	}
-	for what, err := range map[string]error{"remove": Remove(dir), "remove again": Remove(dir), "kill what is gone": Kill(dir)} {
+	for what, err := range map[string]error{
+		"remove": Remove(dir), "remove again": Remove(dir),
+		"kill what is gone": Kill(dir),
+	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -120,7 +123,7 @@ func TestCgroupKillAndRemove(t *testing.T) {
 	}
 }
 
-// A kernel that cannot kill a cgroup at one stroke has its processes killed one by one.
+// Without cgroup.kill, Kill kills the processes one by one.
 func TestKillWithoutTheFile(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
@@ -132,7 +135,8 @@ func TestKillWithoutTheFile(t *testing.T) {
 	for _, group := range []string{dir, below} {
 		err = errors.Join(err, os.WriteFile(filepath.Join(group, confine.MembersFile), nil, 0o600))
 	}
-	err = errors.Join(err, os.WriteFile(filepath.Join(below, confine.MembersFile), fmt.Appendln(nil, cmd.Process.Pid), 0o600))
+	err = errors.Join(err,
+		os.WriteFile(filepath.Join(below, confine.MembersFile), fmt.Appendln(nil, cmd.Process.Pid), 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,11 +148,10 @@ func TestKillWithoutTheFile(t *testing.T) {
 	}
 }
 
-// A member that ends just now, or is in another pid namespace, has the pid 0, which to kill(2) is the caller's own
-// group.
+// A member that is ending, or of another pid namespace, has the pid 0, which for kill(2) is the caller's own group.
 func TestKillSignalsNoGroup(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir() // as a cgroup of a kernel that has no cgroup.kill
+	dir := t.TempDir() // stands for a cgroup of a kernel without cgroup.kill
 	if err := os.WriteFile(filepath.Join(dir, confine.MembersFile), []byte("0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

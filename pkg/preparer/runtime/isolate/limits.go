@@ -12,19 +12,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// ErrInUse says that more memory is in use than a new limit leaves. Nothing was changed.
+// ErrInUse means that the processes use more memory than a new limit allows. Nothing has changed.
 var ErrInUse = errors.New("it uses more memory than that")
 
-// What is free below a new limit of memory at the least: the use goes on while it is read, and each processor counts
-// some of it ahead.
+// The least memory that must be free below a new limit, because the use changes after it was read, and because each
+// processor counts some memory in advance.
 const (
 	leastSpare = 1 << 20 // bytes
-	spareShare = 10      // a part of what is used: one in so many
+	spareShare = 10      // one part in ten of what is used
 )
 
-// Relimit holds what runs in a cgroup to the limits of CPU and memory of an isolation, whatever it was held to before.
-// Controllers that the cgroup does not have are left out, as at the start of a process. One that holds them already is
-// left alone, and so is one that is gone. After an error the limits are those of before; one to test for: ErrInUse.
+// Relimit replaces the limits of CPU and memory of a cgroup by the limits of an isolation. It ignores limits of
+// controllers that the cgroup does not have. If the cgroup is gone, nothing changes. After an error, Relimit has
+// restored the former limits. An error to test for: ErrInUse.
 func Relimit(dir string, iso confine.Isolation) error {
 	var before []confine.Setting
 	for _, wanted := range confine.Settings(iso) {
@@ -40,14 +40,14 @@ func Relimit(dir string, iso confine.Isolation) error {
 			err = confine.Write(dir, wanted.File, wanted.Value)
 		}
 		if err != nil && !confine.Gone(err) {
-			return errors.Join(fmt.Errorf("limit cgroup %s: %s to %s: %w", dir, wanted.File, wanted.Value, err), restore(dir, before))
+			return errors.Join(fmt.Errorf("limit cgroup %s: %s to %s: %w", dir, wanted.File, wanted.Value, err),
+				restore(dir, before))
 		}
 		before = append(before, confine.Setting{File: wanted.File, Value: now})
 	}
 	return nil
 }
 
-// restore writes back what files of a cgroup held, the latest first.
 func restore(dir string, settings []confine.Setting) error {
 	var errs []error
 	for _, was := range slices.Backward(settings) {
@@ -63,15 +63,15 @@ func readSetting(dir, file string) (value string, has bool) {
 	return strings.TrimSpace(string(data)), err == nil
 }
 
-// memoryMax is the limit below which the kernel kills what it cannot take memory from.
+// At memoryMax the kernel reclaims memory. If it cannot reclaim enough, it kills processes.
 const memoryMax = "memory.max"
 
-// spares returns ErrInUse where the kernel might kill for a lower limit of memory. What it can drop at once, files
-// that were read a while ago, is not in use.
+// spares returns ErrInUse if the kernel might kill processes because of the next memory limit. Memory that the kernel
+// can drop at once, such as cached files that were read some time ago, does not count as used.
 func spares(dir, now, next string) error {
 	limit, err := strconv.ParseInt(next, 10, 64)
-	if err != nil { // there is to be none
-		return nil //nolint:nilerr // "max" is no number
+	if err != nil { // no limit is wanted
+		return nil //nolint:nilerr // "max" is not a number
 	}
 	if was, err := strconv.ParseInt(now, 10, 64); err == nil && was <= limit {
 		return nil

@@ -7,32 +7,32 @@ import (
 	"strings"
 )
 
-// Memory is what the kernel did in a cgroup for want of memory, since the cgroup was made (cgroup-v2, memory.events).
+// Memory counts what the kernel has done, since the cgroup was made, because its memory ran out (cgroup-v2,
+// memory.events).
 type Memory struct {
-	Kills int64 // processes that it killed in the cgroup and below it, whichever limit was reached
-	Own   int64 // times that the cgroup's own limit left it no other choice
+	Kills int64 // processes killed in the cgroup and below it, because of any limit
+	Own   int64 // how often the cgroup's own limit was the reason
 }
 
-// MemoryOf reads the counters of a cgroup. All are zero where the cgroup is gone, has no memory controller, or is none
-// (dir is empty).
+// MemoryOf reads the counters of a cgroup. Without a cgroup or a memory controller they are zero.
 func MemoryOf(dir string) Memory {
 	if dir == "" {
 		return Memory{}
 	}
 	all := counters(dir, "memory.events")
 	own, local := counters(dir, "memory.events.local")["oom"]
-	if !local { // before Linux 5.2, where the limits of cgroups below it count as its own; pods make none
+	// Before Linux 5.2 there is only the sum with the cgroups below. Pods have no cgroups below.
+	if !local {
 		own = all["oom"]
 	}
 	return Memory{Kills: all["oom_kill"], Own: own}
 }
 
-// Since returns what has come to the counters as they were before.
+// Since returns by how much the counters have grown.
 func (m Memory) Since(before Memory) Memory {
 	return Memory{Kills: m.Kills - before.Kills, Own: m.Own - before.Own}
 }
 
-// counters reads a file with a name and a number in each line. A line of another form is left out.
 func counters(dir, file string) map[string]int64 {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {

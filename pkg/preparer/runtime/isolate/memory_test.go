@@ -8,20 +8,37 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
-// The counters as kernels write them.
 func TestMemoryOf(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		events, local string // empty: there is no such file
+		events, local string // empty: the file is missing
 		want          isolate.Memory
 	}{
-		"no controller":   {},
-		"nothing":         {events: "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n", local: "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n"},
-		"its own limit":   {events: "low 0\nhigh 0\nmax 37\noom 1\noom_kill 3\noom_group_kill 1\n", local: "low 0\nhigh 0\nmax 37\noom 1\noom_kill 3\noom_group_kill 1\n", want: isolate.Memory{Kills: 3, Own: 1}},
-		"that of another": {events: "low 0\nhigh 0\nmax 12\noom 0\noom_kill 1\noom_group_kill 1\n", local: "low 0\nhigh 0\nmax 12\noom 0\noom_kill 1\noom_group_kill 1\n", want: isolate.Memory{Kills: 1}},
-		"one below it":    {events: "oom 1\noom_kill 1\n", local: "oom 0\noom_kill 0\n", want: isolate.Memory{Kills: 1}},
-		"an old kernel":   {events: "low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\n", want: isolate.Memory{Kills: 1, Own: 1}},
-		"no kernel's":     {events: "oom_kill\noom_kill x\n\noom 99999999999999999999\n"},
+		"no controller": {},
+		"nothing": {
+			events: "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n",
+			local:  "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n",
+		},
+		"its own limit": {
+			events: "low 0\nhigh 0\nmax 37\noom 1\noom_kill 3\noom_group_kill 1\n",
+			local:  "low 0\nhigh 0\nmax 37\noom 1\noom_kill 3\noom_group_kill 1\n", want: isolate.Memory{
+				Kills: 3,
+				Own:   1,
+			},
+		},
+		"that of another": {
+			events: "low 0\nhigh 0\nmax 12\noom 0\noom_kill 1\noom_group_kill 1\n",
+			local:  "low 0\nhigh 0\nmax 12\noom 0\noom_kill 1\noom_group_kill 1\n", want: isolate.Memory{Kills: 1},
+		},
+		"one below it": {
+			events: "oom 1\noom_kill 1\n", local: "oom 0\noom_kill 0\n",
+			want: isolate.Memory{Kills: 1},
+		},
+		"an old kernel": {
+			events: "low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\n",
+			want:   isolate.Memory{Kills: 1, Own: 1},
+		},
+		"no kernel's": {events: "oom_kill\noom_kill x\n\noom 99999999999999999999\n"},
 	} {
 		dir := t.TempDir()
 		for file, text := range map[string]string{"memory.events": tt.events, "memory.events.local": tt.local} {
@@ -36,7 +53,8 @@ func TestMemoryOf(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
 		}
 	}
-	if got, want := (isolate.Memory{Kills: 5, Own: 2}).Since(isolate.Memory{Kills: 3, Own: 2}), (isolate.Memory{Kills: 2}); got != want {
+	got, want := (isolate.Memory{Kills: 5, Own: 2}).Since(isolate.Memory{Kills: 3, Own: 2}), (isolate.Memory{Kills: 2})
+	if got != want {
 		t.Errorf("since an earlier run: %+v, want %+v", got, want)
 	}
 	if got := isolate.MemoryOf(filepath.Join(t.TempDir(), "gone")); got != (isolate.Memory{}) {

@@ -14,19 +14,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// Host says which parts of an Isolation can be had here.
+// Host has the parts of an Isolation that this node can apply.
 type Host struct {
 	Users   bool     // processes may run as other users
 	Tmp     bool     // processes may have a tmp of their own
-	Cgroup  string   // directory of cgroup v2 whose children processes may live in; empty: none
-	Limits  []string // of confine.CPU, Memory and PIDs, those that such children can have
-	Without []string // what cannot be had, and why; one sentence each
+	Cgroup  string   // directory of cgroup v2 below which processes get their cgroups; empty: none
+	Limits  []string // the limits that such cgroups can have: confine.CPU, Memory, PIDs
+	Without []string // parts that this node cannot apply, each with the reason
 	uids    []idRange
 	gids    []idRange
 }
 
-// Probe finds out by trying. parent is the cgroup to make for the caller's processes, below the mount of cgroup v2. It
-// changes nothing besides making that cgroup and passing controllers down to it.
+// Probe finds out by trial what this node can apply. It makes the cgroup parent, a path below the mount of cgroup v2,
+// and passes controllers down to it. It leaves no other change.
 func Probe(parent string) Host {
 	var h Host
 	h.probeUsers()
@@ -61,14 +61,15 @@ func (h *Host) probeUsers() {
 	h.Users = true
 }
 
-// Mapped is Host.Mapped where nothing else is of interest.
+// Mapped is Host.Mapped for callers without a Host.
 func Mapped(first, last int) bool {
 	var h Host
 	h.probeUsers()
 	return h.Mapped(first, last)
 }
 
-// Mapped reports whether all of these numbers can be users and groups here: in a user namespace not all can.
+// Mapped reports whether all numbers from first to last can be users and groups on this node. In a user namespace, some
+// numbers may not exist.
 func (h *Host) Mapped(first, last int) bool {
 	return h.Users && covered(h.uids, first, last) && covered(h.gids, first, last)
 }
@@ -82,11 +83,10 @@ func capable(bit int) (bool, error) {
 	return data[bit/32].Effective&(1<<(bit%32)) != 0, nil
 }
 
-// probeTmp tries on a thread that ends afterwards.
 func (h *Host) probeTmp() {
 	tried := make(chan error)
 	go func() {
-		goruntime.LockOSThread() // never unlocked: the thread goes with its mounts
+		goruntime.LockOSThread() // never unlocked, so that the thread and its mounts end
 		tried <- confine.OwnMounts()
 	}()
 	if err := <-tried; err != nil {
@@ -113,12 +113,13 @@ func (h *Host) probeCgroup(parent string) {
 		if slices.Contains(usable, c) {
 			h.Limits = append(h.Limits, c)
 		} else {
-			h.lack(c+" limit", "cgroup v2 at %s does not have the controller to itself; cgroup v1, or a process in a parent cgroup, may hold it", mount)
+			h.lack(c+" limit", "cgroup v2 at %s does not have the controller to itself; cgroup v1, or a process in a "+
+				"parent cgroup, may hold it", mount)
 		}
 	}
 }
 
-// tryChild makes the parent, gives it what a child needs, and returns the controllers of that child.
+// tryChild returns the controllers that a child of the parent cgroup has.
 func tryChild(parent string) ([]string, error) {
 	if err := confine.MakeCgroup(parent); err != nil {
 		return nil, err
@@ -154,7 +155,7 @@ func readIDMap(path string) ([]idRange, error) {
 	return parseIDMap(data)
 }
 
-// parseIDMap reads lines of first number inside, first outside, length (user_namespaces(7)).
+// Each line has the first id inside, the first id outside, and the length (user_namespaces(7)).
 func parseIDMap(data []byte) ([]idRange, error) {
 	var ranges []idRange
 	for line := range bytes.Lines(data) {
@@ -167,7 +168,6 @@ func parseIDMap(data []byte) ([]idRange, error) {
 	return ranges, nil
 }
 
-// covered reports whether one of the ranges holds all numbers from first to last.
 func covered(ranges []idRange, first, last int) bool {
 	return slices.ContainsFunc(ranges, func(r idRange) bool { return r.first <= first && last <= r.last })
 }

@@ -17,11 +17,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
 )
 
-// rotatorArg turns the test binary into somebody who rotates a log and is killed at a point: then the path, the point,
-// and how often that is passed.
+// rotatorArg makes the test binary rotate the log at a path, and kill itself at a step, after it has passed the step so
+// often.
 const rotatorArg = "rotator"
 
-// The logs of these tests: some rotations are due at once.
+// So small that several rotated files are due at once.
 const (
 	testLimit = 1000
 	testKeep  = 20
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// numbered appends numbered lines to a log, and returns the number that is next.
+// numbered returns the next number.
 func numbered(t *testing.T, path string, from, lines int) int {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
@@ -61,7 +61,6 @@ func numbered(t *testing.T, path string, from, lines int) int {
 	return from
 }
 
-// everything returns what is in a log and its rotated files.
 func everything(t *testing.T, path string) string {
 	t.Helper()
 	text := live(t, path)
@@ -85,7 +84,6 @@ func everything(t *testing.T, path string) string {
 	return text
 }
 
-// wantNumbered fails the test unless each line is in one of the files, once and in order.
 func wantNumbered(t *testing.T, path string, lines int) {
 	t.Helper()
 	if first := wantLast(t, path, lines); first > 0 {
@@ -93,8 +91,7 @@ func wantNumbered(t *testing.T, path string, lines int) {
 	}
 }
 
-// wantLast fails the test unless the last of so many lines are in the files, each once and in order. It returns the
-// first of them.
+// wantLast: the files have the last of lines, each once and in order. It returns the first number in them.
 func wantLast(t *testing.T, path string, lines int) (first int) {
 	t.Helper()
 	text := everything(t, path)
@@ -114,8 +111,7 @@ func wantLast(t *testing.T, path string, lines int) (first int) {
 	return first
 }
 
-// Whoever rotates may be killed at any moment: no line is lost then or doubled, neither at once nor when somebody else
-// goes on.
+// A rotation that is killed at any step loses and doubles no line, before and after another process finishes it.
 func TestKilledWhileRotating(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"half", "copied", "given back", "moving", "moved"} {
@@ -124,7 +120,7 @@ func TestKilledWhileRotating(t *testing.T) {
 				t.Parallel()
 				path := filepath.Join(t.TempDir(), "log")
 				if point == "moved" && passes > 0 {
-					return // that is once
+					return // this step comes only once
 				}
 				next := numbered(t, path, 0, 300)
 				if err := Rotate(path, testLimit, testKeep); err != nil {
@@ -152,8 +148,7 @@ func TestKilledWhileRotating(t *testing.T) {
 	}
 }
 
-// What is left out of the copies, because it would not be kept, is what is oldest: whoever is killed then leaves no gap
-// between two lines either.
+// A rotation drops the oldest text if it would not be kept. A kill during that leaves no gap between lines.
 func TestKilledWhileLeavingOut(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"half", "removing", "copied", "given back", "moving"} {
@@ -185,8 +180,8 @@ func TestKilledWhileLeavingOut(t *testing.T) {
 	}
 }
 
-// A rotation ends what was begun by another one, also where that leaves nothing to do.
-func TestRotateEndsWhatWasBegun(t *testing.T) {
+// A rotation finishes an earlier rotation that was killed, even if there is nothing else to rotate.
+func TestRotateFinishesAnInterruptedRotation(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
 	next := numbered(t, path, 0, 300)
@@ -203,7 +198,7 @@ func TestRotateEndsWhatWasBegun(t *testing.T) {
 	}
 }
 
-// A program that writes while its log is rotated, as fast as it can, loses nothing.
+// A program that writes without a pause loses no line to rotations.
 func TestNoLineIsLost(t *testing.T) {
 	t.Parallel()
 	const lines = 500_000
@@ -234,7 +229,7 @@ func TestNoLineIsLost(t *testing.T) {
 	}
 }
 
-// Where a log cannot be given back in part it is copied and cut, and that is said.
+// Without holes in the file system, the log is copied and truncated, with ErrCut.
 func TestRotateWithoutHoles(t *testing.T) {
 	disktest.Run(t, 1<<20, func(t *testing.T, disk string) {
 		ram := filepath.Join(disk, "ram")
@@ -255,12 +250,12 @@ func TestRotateWithoutHoles(t *testing.T) {
 	})
 }
 
-// A log that was rotated for a long time does not grow for ever where the file system can make it shorter.
+// Where a file can be shortened, a log's length does not grow for ever.
 func TestRotateShortens(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
 	numbered(t, path, 0, 300)
-	if err := os.Truncate(path, longHole); err != nil { // as if so much had been rotated out of it
+	if err := os.Truncate(path, longHole); err != nil { // as if so much text was rotated out
 		t.Fatal(err)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -293,12 +288,12 @@ func TestRotateShortens(t *testing.T) {
 	}
 }
 
-// A rotation that leaves something out leaves it to the next one to make the log shorter.
+// A rotation that drops text does not shorten the log. The next rotation does.
 func TestRotateLeavesOutOrShortens(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
 	numbered(t, path, 0, 0)
-	if err := os.Truncate(path, longHole); err != nil { // as if so much had been rotated out of it
+	if err := os.Truncate(path, longHole); err != nil { // as if so much text was rotated out
 		t.Fatal(err)
 	}
 	next := numbered(t, path, 0, 3000)

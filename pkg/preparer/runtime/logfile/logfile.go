@@ -1,4 +1,4 @@
-// Package logfile keeps the log files that programs append to themselves: bounded, and within their reach.
+// Package logfile rotates the log files that programs append to, and bounds their size.
 package logfile
 
 import (
@@ -16,27 +16,27 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// ErrCut is about a log on a file system that cannot punch holes (fallocate(2)): ext4, XFS, Btrfs and tmpfs can. The
-// log was cut to nothing, and what its program wrote between the last read and the cut is lost: some microseconds'
-// worth.
-var ErrCut = errors.New("this file system cannot punch holes: what the program wrote between the copy and the cut is lost")
+// ErrCut means that the file system cannot punch holes (fallocate(2)), so Rotate has truncated the log. Text that the
+// program wrote between the last read and the truncation, in some microseconds, is lost.
+var ErrCut = errors.New(
+	"this file system cannot punch holes: what the program wrote between the copy and the cut is lost")
 
-// Rotate moves what is in a log that holds more than limit into log.1, log.1 into log.2 and so on, keeping so many of
-// them. Each holds whole lines, and at most twice the limit. What would not be kept is not copied, and nothing is kept
-// then of what is older.
+// Rotate moves the content of a log that has more than limit bytes into log.1, log.1 into log.2, and so on, up to keep
+// files. Each file has at most twice the limit, and whole lines if possible. If the log has more text than these files
+// may have, Rotate drops the oldest text and all older files.
 //
-// The program holds the file open and appends to it, and knows nothing of this (R12). So a part of the log is copied,
-// and then a hole is punched over exactly that part: what the program appends meanwhile is behind it. The log seems to
-// grow for ever, and takes only the room of what was not rotated yet; where the file system can, it is made shorter now
-// and then. The copy has a name that says how far it goes (see Pending) from the moment on that it is whole until the
-// hole is there: so whoever is killed in between leaves nothing that is in two files or in none, and readers see each
-// line once at any moment. Settle ends what was begun.
+// The program appends to the open file, and does not know about the rotation (R12). So Rotate copies a part of the log,
+// and then punches a hole over exactly this part. Text that the program appends meanwhile is behind the hole.
 //
-// On a full disk what is in the log is lost, because there is no room for a copy, which is the error then. Another
-// error to test for: ErrCut.
+// When a copy is complete, its name contains the position in the log up to which it reaches (see Pending), until the
+// hole is made. Readers skip the log up to this position. So they see each line exactly once at any moment, even if the
+// rotation is killed in between.
+//
+// If the disk is full, the log's content is lost. An error to test for: ErrCut.
 func Rotate(path string, limit int64, keep int) (err error) {
-	// Next to always this is all: a node looks at hundreds of logs each second.
-	if info, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().IsRegular() && room(info) <= limit {
+	// Nearly every call ends here. That must be cheap, because a node checks hundreds of logs each second.
+	if info, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().IsRegular() &&
+		room(info) <= limit {
 		return nil
 	}
 	log, size, err := open(path)
@@ -49,7 +49,7 @@ func Rotate(path string, limit int64, keep int) (err error) {
 		return fmt.Errorf("rotate log: %w", err)
 	}
 	if length(parts) <= limit {
-		return nil // what it takes besides is the file system's
+		return nil // the file takes more space than its text, because of blocks
 	}
 	if err := Settle(path, keep); err != nil {
 		return err
@@ -58,8 +58,9 @@ func Rotate(path string, limit int64, keep int) (err error) {
 	switch err = t.moveAll(size); {
 	case err == nil && keep == 0:
 		err = giveBack(log, size)
-	case durable.Full(err): // a log that waits for room takes what is left of it
-		err = fmt.Errorf("the log's content is lost, because there is no room for a copy: %w", errors.Join(err, giveBack(log, size)))
+	case durable.Full(err): // if the log waited for space, it would fill the disk
+		err = fmt.Errorf("the log's content is lost, because the disk has no space for a copy: %w",
+			errors.Join(err, giveBack(log, size)))
 	}
 	if err == nil && (!t.leftOut || size >= urgentSize) {
 		Step("moved")
@@ -71,23 +72,21 @@ func Rotate(path string, limit int64, keep int) (err error) {
 	return nil
 }
 
-// turn is one rotation of a log.
 type turn struct {
 	log     *os.File
 	path    string
 	limit   int64
 	keep    int
-	holes   bool // can be punched
-	leftOut bool // there is more in the log than what is copied
+	holes   bool // the file system can punch holes
+	leftOut bool // the log has more text than is copied
 }
 
-// moveAll moves what is in a log that is so long into files of their own.
 func (t *turn) moveAll(size int64) error {
 	if t.keep == 0 {
 		return nil
 	}
 	all, err := Parts(t.log, 0, size)
-	if err != nil || length(all) <= t.limit { // more was in it than a rotation that was begun has left
+	if err != nil || length(all) <= t.limit { // Settle may have moved enough
 		return err
 	}
 	parts, err := newest(t.log, all, t.limit, t.keep)
@@ -95,7 +94,7 @@ func (t *turn) moveAll(size int64) error {
 	for first := true; err == nil && (first || length(parts) > t.limit); first = false {
 		chunk := parts
 		if !t.holes {
-			parts = nil // the log is cut behind all of it
+			parts = nil // one copy has all, because the whole log is cut
 		} else if chunk, parts, err = cut(t.log, parts, t.limit); err != nil {
 			break
 		}
@@ -104,7 +103,7 @@ func (t *turn) moveAll(size int64) error {
 	return err
 }
 
-// Settle ends a rotation that was begun by somebody who was killed.
+// Settle finishes a rotation that was killed after its copy was complete.
 func Settle(path string, keep int) (err error) {
 	pending, upTo, err := Pending(path)
 	if err != nil || pending == "" {
@@ -112,7 +111,7 @@ func Settle(path string, keep int) (err error) {
 	}
 	log, size, err := open(path)
 	if log != nil {
-		if size >= upTo { // else the program has cut it since
+		if size >= upTo { // else the program itself has truncated the log since
 			err = giveBack(log, upTo)
 		}
 		err = errors.Join(err, log.Close())
@@ -121,13 +120,13 @@ func Settle(path string, keep int) (err error) {
 		err = errors.Join(err, Shift(pending, path, max(keep, 1)))
 	}
 	if err != nil {
-		return fmt.Errorf("end a rotation that was begun: %w", err)
+		return fmt.Errorf("finish a rotation that was interrupted: %w", err)
 	}
 	return nil
 }
 
-// open opens a log and returns its size; no file where there is none, or something else. It follows no symbolic link:
-// the directory may belong to whoever wrote the program.
+// open returns no file if the log is missing or is not a regular file. It does not follow symbolic links, because the
+// directory may belong to the program's user.
 func open(path string) (*os.File, int64, error) {
 	log, info, err := regular.Open(path, os.O_RDWR|unix.O_NOFOLLOW)
 	switch {
@@ -139,7 +138,7 @@ func open(path string) (*os.File, int64, error) {
 	return log, info.Size(), nil
 }
 
-// room is what a file takes, or its length where that is less. A program can make a log seem as long as it likes.
+// room returns the space that a file takes on the disk. The file's length includes holes.
 func room(info fs.FileInfo) int64 {
 	const sector = 512 // the unit of st_blocks (inode(7))
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -148,9 +147,8 @@ func room(info fs.FileInfo) int64 {
 	return info.Size()
 }
 
-// moveOut moves what is in these parts into log.1, and the older files on by one. Where no holes can be punched, what
-// is added meanwhile goes with them. After a gap the older files go instead: those that are kept, and the log, are one
-// text, in which readers count back from where the log begins.
+// moveOut makes log.1 of these parts of the log. gap is true if text before them was dropped. Then moveOut deletes the
+// older files, because readers treat rotated files and log as one text without gaps.
 func (t *turn) moveOut(parts []Part, gap bool) error {
 	upTo, err := copyAside(t.log, t.path, parts, !t.holes)
 	if err != nil {
@@ -166,7 +164,6 @@ func (t *turn) moveOut(parts []Part, gap bool) error {
 	if err := os.Rename(asidePath(t.path), pending); err != nil {
 		return err
 	}
-	// From here on it is in the copy, and no longer in the log.
 	Step("copied")
 	if err = giveBack(t.log, upTo); err != nil && !errors.Is(err, ErrCut) {
 		return err
@@ -175,7 +172,7 @@ func (t *turn) moveOut(parts []Part, gap bool) error {
 	return errors.Join(err, Shift(pending, t.path, t.keep))
 }
 
-// removeRotated removes all rotated files of a log, the oldest first, so that those that are left lead up to it.
+// removeRotated removes the oldest file first, so that the remaining files never have a gap.
 func removeRotated(path string) error {
 	last := 0
 	for ; ; last++ {
@@ -196,14 +193,12 @@ func removeRotated(path string) error {
 
 func rotatedPath(path string, n int) string { return fmt.Sprintf("%s.%d", path, n) }
 
-// Step is called between two steps of a rotation, with what comes next or was done. Tests end the process there, or let
-// others do something.
+// Step is called between two steps of a rotation. Tests replace it, for example to end the process there.
 var Step = func(string) {}
 
-// fallocate is fallocate(2), and something else for tests of file systems without it.
+// Tests replace fallocate to imitate a file system without it.
 var fallocate = unix.Fallocate
 
-// punch makes a hole, which reads as zeros and takes no room. What is behind it stays where it is.
 func punch(log *os.File, from, bytes int64) error {
 	err := fallocate(int(log.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, bytes)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
@@ -212,18 +207,19 @@ func punch(log *os.File, from, bytes int64) error {
 	return err
 }
 
-// canPunch tries it beside the log: nothing in that may be touched that its program has just written.
+// canPunch tries it in a file beside the log, because the program may write to the log.
 func canPunch(path string) bool {
 	f, err := newAside(path)
 	if err != nil {
-		return true // which the copy meets again
+		return true // the copy will get the same error
 	}
 	err = punch(f, 0, 1)
-	_, _ = f.Close(), os.Remove(f.Name()) // the copy removes it as well
+	_, _ = f.Close(), os.Remove(f.Name()) // if this fails, the copy removes the file
 	return !errors.Is(err, ErrCut)
 }
 
-// giveBack gives back what the first so many bytes of a log take; where it can make no hole it cuts all of it.
+// giveBack frees the space of the first upTo bytes of a log. If it cannot make a hole, it truncates the whole log and
+// returns ErrCut.
 func giveBack(log *os.File, upTo int64) error {
 	if upTo == 0 {
 		return nil
@@ -235,23 +231,23 @@ func giveBack(log *os.File, upTo int64) error {
 	return err
 }
 
-// ShortenBy is the unit by which a log is made shorter. Blocks of all sizes are parts of it, and whoever knows where
-// something was in the log finds it again.
+// ShortenBy is the unit in which a log is shortened, a multiple of all block sizes. Because it is fixed, readers can
+// find their position again.
 const ShortenBy = 1 << 20
 
-// A log that begins with a hole of more than longHole, and of more than eight times its limit, is made shorter. A
-// program whose file reaches the largest size that there is would be killed: 16 TiB on ext4.
+// A log is shortened if it begins with a hole of at least longHole and of holeLimits times its limit, because the
+// kernel kills a program whose file reaches the largest size, 16 TiB on ext4.
 const (
 	longHole   = 64 << 20
 	holeLimits = 8
 )
 
-// urgentSize is from where on a log is made shorter also by a rotation that leaves something out. Whoever has read the
-// log before such a one cannot tell from its length alone how much both took away; so it is left to the next one.
+// A rotation that drops text does not shorten a log below urgentSize, because a reader could not tell from the log's
+// length how much was dropped and how much was shortened.
 const urgentSize = 1 << 40
 
-// shorten removes the hole that a log begins with, but for a rest by which readers know that nothing was cut off. Not
-// all file systems can: on those without it no size is ever reached.
+// shorten removes most of the hole at the beginning of a log. A rest stays, which shows readers that the log was not
+// truncated. On a file system that cannot remove a hole, a log does not reach the largest size in practice.
 func shorten(log *os.File, limit int64) error {
 	info, err := log.Stat()
 	if err != nil {
@@ -278,9 +274,9 @@ func newAside(path string) (*os.File, error) {
 	return os.OpenFile(aside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 }
 
-// copyAside copies parts of a log into a temporary file, so that a crash leaves no half copy, and returns how far in
-// the log that goes. With grown it also copies what is added meanwhile, a few times: a program may be quicker than the
-// copy.
+// copyAside copies parts of a log into a temporary file, so that a crash leaves no half copy under a final name. If
+// grown is true, it also copies text that is added meanwhile, in at most maxRounds rounds, because a program may write
+// faster than copyAside reads.
 func copyAside(log *os.File, path string, parts []Part, grown bool) (upTo int64, err error) {
 	f, err := newAside(path)
 	if err != nil {
@@ -301,7 +297,6 @@ func copyAside(log *os.File, path string, parts []Part, grown bool) (upTo int64,
 	return upTo, nil
 }
 
-// maxRounds bounds how often a copy follows a log that grows.
 const maxRounds = 16
 
 func copyParts(to io.Writer, log *os.File, parts []Part) (upTo int64, err error) {
@@ -314,8 +309,9 @@ func copyParts(to io.Writer, log *os.File, parts []Part) (upTo int64, err error)
 	return upTo, nil
 }
 
-// Shift makes room at log.1 and renames a file to that. The oldest of so many goes, unless a number is free: then
-// somebody was killed who had moved those behind it.
+// Shift renames newest to log.1, and increments the numbers of the older files. If keep files exist already, it deletes
+// the oldest. If a number is free, for example because an earlier Shift was killed, only the files with lower numbers
+// move.
 func Shift(newest, path string, keep int) error {
 	free := 1
 	for ; free < keep; free++ {
@@ -325,15 +321,16 @@ func Shift(newest, path string, keep int) error {
 	}
 	for n := free; n > 1; n-- {
 		Step("moving")
-		if err := os.Rename(rotatedPath(path, n-1), rotatedPath(path, n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Rename(rotatedPath(path, n-1), rotatedPath(path, n)); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return os.Rename(newest, rotatedPath(path, 1))
 }
 
-// Share lets a program that runs as another user open its log once more, as "> /dev/stderr" does. The file stays the
-// supervisor's, and so does the directory that it is in.
+// Share lets a program that runs as another user open its log again, as "> /dev/stderr" does. The supervisor stays the
+// owner.
 func Share(log *os.File, iso *runtime.Isolation) error {
 	if iso == nil || iso.GID == os.Getegid() {
 		return nil

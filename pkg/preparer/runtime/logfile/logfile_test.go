@@ -55,7 +55,7 @@ func TestRotate(t *testing.T) {
 	want("log.1", "four5")
 	fill("second")
 	turn(4, 2)
-	fill("1\n2\n3\n4\nunfinished") // more than twice the limit: several files, and what would not be kept is not copied
+	fill("1\n2\n3\n4\nunfinished") // more than twice the limit: several files; the oldest text is dropped
 	turn(6, 2)
 	want("log.2", "4\n")
 	want("log.1", "unfinished")
@@ -73,7 +73,7 @@ func TestRotate(t *testing.T) {
 	}
 }
 
-// live returns what is in a log, but not in a copy of it.
+// live returns the text that is in no copy.
 func live(t *testing.T, path string) string {
 	t.Helper()
 	f, err := os.Open(path)
@@ -100,7 +100,7 @@ func live(t *testing.T, path string) string {
 	return text.String()
 }
 
-// A program may put anything where its log was.
+// A program can put any kind of file at its log's path, but Rotate changes only normal files.
 func TestRotateTouchesOnlyFiles(t *testing.T) {
 	dir := t.TempDir()
 	victim, link, pipe := filepath.Join(dir, "victim"), filepath.Join(dir, "link"), filepath.Join(dir, "pipe")
@@ -124,11 +124,11 @@ func TestRotateTouchesOnlyFiles(t *testing.T) {
 	}
 }
 
-// A program can make its log as long as it likes without writing anything.
+// A program can make its log very long without writing text.
 func TestRotateOfSparseLog(t *testing.T) {
 	const limit = 64 << 10
 	for name, tt := range map[string]struct {
-		before, after string // what is written, before the log is made long and after
+		before, after string // text written before and after the log is made long
 		want          string
 	}{
 		"nothing but a hole": {want: ""},

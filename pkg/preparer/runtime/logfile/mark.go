@@ -6,12 +6,11 @@ import (
 	"time"
 )
 
-// startMark begins a line that tells the output of one start of a program from that of the one before. Its first
-// character, the record separator of ASCII, is no part of ordinary text.
+// startMark begins a line between the output of two runs. ASCII's record separator does not occur in ordinary text.
 const startMark = "\x1ercfarm: started "
 
-// MarkStart notes in a log that its program starts now. A log that nothing was ever written to needs no note. Where it
-// cannot be written, as on a full disk, the program starts all the same.
+// MarkStart writes a mark into a log, unless the log is empty. It ignores an error, such as a full disk, because the
+// program must start nevertheless.
 func MarkStart(log *os.File, now time.Time) {
 	info, err := log.Stat()
 	if err != nil {
@@ -23,8 +22,8 @@ func MarkStart(log *os.File, now time.Time) {
 	_, _ = log.WriteString(startMark + now.UTC().Format(time.RFC3339Nano) + "\n")
 }
 
-// CutMark returns what a line holds in front of a mark, which is the unfinished last line of the start before. Without a
-// mark it returns the line.
+// CutMark returns the part of a line before a mark: the unfinished last line of the previous run. Without a mark, it
+// returns the whole line.
 func CutMark(line []byte) (before []byte, marked bool) {
 	before, _, marked = bytes.Cut(line, []byte(startMark))
 	return before, marked

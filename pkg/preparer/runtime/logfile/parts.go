@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Part is a part of a file without holes, in bytes from its beginning.
+// Part is a part of a file without holes, in bytes from the beginning of the file.
 type Part struct{ From, End int64 }
 
-// maxParts bounds those of one log. A program that makes more holes than that has its log end there.
+// maxParts bounds the parts of one log. Text behind them is ignored.
 const maxParts = 1 << 16
 
-// maxZeros bounds the zeros that the block may begin with in which a hole ends: it is as long as the largest page that
-// there is.
+// maxZeros is the most zeros that can follow a hole, because the hole ended within a block: the size of the largest
+// page.
 const maxZeros = 2 << 20
 
 func length(parts []Part) (n int64) {
@@ -31,8 +31,8 @@ func length(parts []Part) (n int64) {
 	return n
 }
 
-// Begin returns where a log begins that is so long: behind what was rotated out of it, which is a hole, and zeros up to
-// the end of that in the middle of a block.
+// Begin returns where the text of a log of this size begins: behind the hole that rotations have made. If the hole ends
+// within a block, Begin also skips the zeros at the beginning of that block.
 func Begin(log *os.File, size int64) (int64, error) {
 	at, _, err := nextData(log, 0)
 	if err != nil || at >= size {
@@ -48,14 +48,14 @@ func Begin(log *os.File, size int64) (int64, error) {
 			return 0, err
 		}
 		if n == 0 {
-			break // it was cut meanwhile
+			break // the log was truncated meanwhile
 		}
 	}
 	return min(at, size), nil
 }
 
-// HoleEnd returns where the hole ends that a log begins with: in the middle of what Begin counts to it, and at the end
-// of a log that is nothing else.
+// HoleEnd returns the end of the hole at the beginning of a log, without the zeros that Begin skips. If the whole log
+// is a hole, it returns the log's end.
 func HoleEnd(log *os.File) (int64, error) {
 	end, err := log.Seek(0, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
@@ -64,8 +64,7 @@ func HoleEnd(log *os.File) (int64, error) {
 	return end, err
 }
 
-// Parts returns what is in a log from an offset on, up to its size, but not in a copy of it. A program can make holes
-// of its own; those are no part.
+// Parts returns the parts of a log between from and size, without holes of rotations or of the program.
 func Parts(log *os.File, from, size int64) (parts []Part, err error) {
 	begin, err := Begin(log, size)
 	if err != nil {
@@ -83,7 +82,8 @@ func Parts(log *os.File, from, size int64) (parts []Part, err error) {
 	return parts, nil
 }
 
-// nextData returns the next part of a file, from the offset on, that is no hole; an empty one at the end (lseek(2)).
+// nextData returns the next part, from the offset on, that is not a hole. At the end of the file it is empty
+// (lseek(2)).
 func nextData(f *os.File, offset int64) (from, end int64, err error) {
 	from, err = f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
@@ -93,28 +93,28 @@ func nextData(f *os.File, offset int64) (from, end int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	end, err = f.Seek(from, unix.SEEK_HOLE) // the end of a file counts as one
+	end, err = f.Seek(from, unix.SEEK_HOLE) // the end of a file is a hole too
 	if errors.Is(err, unix.ENXIO) {
-		return offset, offset, nil // it was cut meanwhile
+		return offset, offset, nil // the file was truncated meanwhile
 	}
 	return from, end, err
 }
 
-// newest returns the parts without what would not be kept, from a whole line on: where there is more than what goes
-// into so many files and what may stay in the log.
+// newest drops the oldest text, up to the beginning of a line, if the parts have more than rotated files and log may
+// have together. Later rotations would drop this text anyway.
 func newest(log *os.File, parts []Part, limit int64, keep int) ([]Part, error) {
 	all := length(parts)
 	if all <= int64(keep+1)*limit {
 		return parts, nil
 	}
-	_, parts = split(parts, all-int64(keep)*limit-1) // a line may begin just there
+	_, parts = split(parts, all-int64(keep)*limit-1) // one byte more stays, because a line may begin exactly there
 	next, err := nextLine(io.NewSectionReader(log, parts[0].From, parts[0].End-parts[0].From))
 	_, parts = split(parts, max(next, 1))
 	return parts, err
 }
 
-// cut returns what the next copy is to hold, which ends with a line where it can, and what remains. No copy is left
-// that holds next to nothing.
+// cut returns the parts for the next copy, and the rest. The copy ends with a whole line if possible. If the parts have
+// at most twice the limit, the copy has all.
 func cut(log *os.File, parts []Part, limit int64) (chunk, rest []Part, err error) {
 	take := limit
 	if all := length(parts); all <= 2*limit {
@@ -123,7 +123,7 @@ func cut(log *os.File, parts []Part, limit int64) (chunk, rest []Part, err error
 	chunk, rest = split(parts, take)
 	last := &chunk[len(chunk)-1]
 	after, err := lastLine(log, *last)
-	if err != nil || after == last.From || after == last.End { // one line, which is cut where it is
+	if err != nil || after == last.From || after == last.End { // a single line, or a part that ends with a line
 		return chunk, rest, err
 	}
 	if len(rest) > 0 && rest[0].From == last.End {
@@ -135,7 +135,6 @@ func cut(log *os.File, parts []Part, limit int64) (chunk, rest []Part, err error
 	return chunk, rest, nil
 }
 
-// split divides parts behind so many bytes.
 func split(parts []Part, n int64) (first, rest []Part) {
 	for i, p := range parts {
 		if l := p.End - p.From; n >= l {
@@ -151,7 +150,7 @@ func split(parts []Part, n int64) (first, rest []Part) {
 	return parts, nil
 }
 
-// nextLine is the offset after the first line break, and 0 when there is none.
+// nextLine returns the offset after the first line break, or 0.
 func nextLine(r io.Reader) (int64, error) {
 	buf := make([]byte, 32<<10)
 	for read := int64(0); ; {
@@ -169,7 +168,7 @@ func nextLine(r io.Reader) (int64, error) {
 	}
 }
 
-// lastLine is the offset after the last line break of a part, and its beginning when there is none.
+// lastLine returns the offset after the last line break of a part, or the beginning of the part.
 func lastLine(log *os.File, p Part) (int64, error) {
 	buf := make([]byte, 32<<10)
 	for end := p.End; end > p.From; {
@@ -186,15 +185,14 @@ func lastLine(log *os.File, p Part) (int64, error) {
 	return p.From, nil
 }
 
-// pendingMark is between a log's name and how far a copy goes.
 const pendingMark = ".upto-"
 
 func pendingPath(path string, upTo int64) string {
 	return path + pendingMark + strconv.FormatInt(upTo, 10)
 }
 
-// Pending returns the copy of a log that is about to be log.1, and how far in the log it goes: the log begins there,
-// though what is before that may be in it still. It is "" where there is none.
+// Pending returns the copy of a log that will become log.1, or "", and the position in the log up to which it reaches.
+// Readers begin to read the log at this position, although the log may still have the text before.
 func Pending(path string) (pending string, upTo int64, err error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -9,7 +9,7 @@ import (
 	rt "github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// A program has its three streams to itself, and nothing of it is bounded, unless that is asked for.
+// Without MaxBytes, the three streams are separate and unlimited.
 func TestDirect(t *testing.T) {
 	t.Parallel()
 	const length = 3 << 20

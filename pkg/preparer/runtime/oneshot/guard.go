@@ -18,27 +18,27 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 )
 
-// Descriptors that a guard inherits besides 0 to 2, and behind them Command.LockFile.
+// Descriptors that a guard inherits besides 0 to 2; Command.LockFile follows them.
 const (
-	orderFD  = 3 // read end: one order as JSON; its end means that everything must end
+	orderFD  = 3 // read end: one order as JSON; at its end the guard kills all processes
 	answerFD = 4 // write end: the result
 )
 
-// The pause between two rounds of killing, in which the dead are reaped and the newly born found: the first while anything new is
-// found, doubling up to the last while it is only waited for, as for a process in uninterruptible sleep.
+// The pause between two rounds of killing is killGap while rounds find new processes. Then it doubles up to
+// lastKillGap, for example for a process in uninterruptible sleep.
 const (
 	killGap     = 2 * time.Millisecond
 	lastKillGap = time.Second
 )
 
-// Exec is the whole life of a guard. A binary that uses Run calls it first thing in main when os.Args[1] is Arg. It never returns.
+// Exec runs the guard, and never returns. The main of a binary that uses Run calls it first if os.Args[1] is Arg.
 func Exec() {
-	goruntime.LockOSThread()  // the kernel ties the program to the thread that starts it
-	_ = confine.CloseOnExec() // the stub does so too
+	goruntime.LockOSThread()  // the kernel kills the program when the thread that starts it ends
+	_ = confine.CloseOnExec() // if this fails, the stub still does it
 	order := os.NewFile(orderFD, "order")
 	var c Command
 	if err := json.NewDecoder(order).Decode(&c); err != nil {
-		os.Exit(1) // nobody is left to be told
+		os.Exit(1) // no process is left to report to
 	}
 	data, err := json.Marshal(guard(c, order))
 	if err == nil {
@@ -47,26 +47,27 @@ func Exec() {
 	if err != nil {
 		syscall.Exit(1)
 	}
-	syscall.Exit(0) // at once: os.Exit of a binary built with the race detector waits a second
+	syscall.Exit(0) // not os.Exit, which waits a second in a binary with the race detector
 }
 
-// guard runs the program and returns when nothing of it is left. The end of order ends it at any moment.
+// guard returns when no process of the program is left.
 func guard(c Command, order io.Reader) result {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return result{Error: fmt.Sprintf("become a child subreaper: %v", err)}
 	}
-	// From before the start on: a pod can stop the stub of its command, and then only the guard can end it.
+	// This begins before the start of the stub, because a pod can stop the stub of its command by a signal. Then only
+	// the guard can end it.
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		_, _ = io.Copy(io.Discard, order) // its end is all that matters
+		_, _ = io.Copy(io.Discard, order) // only the end of order matters
 	}()
 	started, err := stub.Start([3]*os.File{os.Stdin, os.Stdout, os.Stderr}, syscall.SIGKILL)
 	if err != nil {
 		return result{Error: err.Error()}
 	}
 	defer started.Close()
-	_ = unix.Close(started.PIDFD) // whoever is not reaped has its number
+	_ = unix.Close(started.PIDFD) // not needed, because a pid is not used again before its process is reaped
 	ended := make(chan result, 1)
 	reaped := make(chan struct{})
 	go func() {
@@ -74,7 +75,8 @@ func guard(c Command, order io.Reader) result {
 		reap(started.PID, ended)
 	}()
 	var r result
-	err = started.Release(stub.Order{Command: c.Argv, Env: c.Env, Dir: c.Dir, Isolation: c.Isolation, Guarded: true}, left)
+	err = started.Release(stub.Order{Command: c.Argv, Env: c.Env, Dir: c.Dir, Isolation: c.Isolation, Guarded: true},
+		left)
 	if err != nil {
 		var missing *stub.NoProgramError
 		r = result{Error: err.Error(), NoProgram: errors.As(err, &missing)}
@@ -89,7 +91,7 @@ func guard(c Command, order io.Reader) result {
 	return r
 }
 
-// reap waits for every child, its own and inherited ones, until there is none. How the program ended is sent.
+// reap waits until no child is left, own or inherited.
 func reap(program int, ended chan<- result) {
 	for {
 		var ws unix.WaitStatus
@@ -98,7 +100,7 @@ func reap(program int, ended chan<- result) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return // ECHILD: nothing is left
+			return // ECHILD: no child is left
 		case pid == program && ws.Signaled():
 			ended <- result{Exit: runtime.Exit{Code: -1, Signal: unix.SignalName(ws.Signal())}}
 		case pid == program:
@@ -107,7 +109,6 @@ func reap(program int, ended chan<- result) {
 	}
 }
 
-// killAll kills every descendant, again and again, until all are reaped.
 func killAll(reaped <-chan struct{}) {
 	killed := map[int]uint64{}
 	for gap := killGap; ; {
@@ -120,7 +121,7 @@ func killAll(reaped <-chan struct{}) {
 	}
 }
 
-// nextGap returns the pause after a round of killing. found says that there was something new.
+// found: the round found a new process.
 func nextGap(last time.Duration, found bool) time.Duration {
 	if found {
 		return killGap
@@ -128,11 +129,11 @@ func nextGap(last time.Duration, found bool) time.Duration {
 	return min(2*last, lastKillGap)
 }
 
-// killRound kills all descendants that are there. It reports whether one of them was not among those killed before, which are known by
-// pid with their start.
+// killRound kills all descendants that exist now. found: it killed one that no earlier round had killed. killed has the
+// start times by pid.
 func killRound(killed map[int]uint64) (found bool) {
 	var scanner proc.Scanner
-	table, _ := scanner.Scan() // what is missing is found in the next round
+	table, _ := scanner.Scan() // after an error, the next round finds the processes
 	family := map[int]bool{os.Getpid(): true}
 	for grown := true; grown; {
 		grown = false

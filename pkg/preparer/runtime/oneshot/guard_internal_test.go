@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What does not die is looked for ever less often; a fork is found at once again.
+// While a process does not die, the guard looks less and less often, until it finds a new process.
 func TestNextGap(t *testing.T) {
 	gap, waited, rounds := killGap, time.Duration(0), 0
 	for ; waited < time.Minute; rounds++ {
@@ -21,7 +21,7 @@ func TestNextGap(t *testing.T) {
 	}
 }
 
-// A process is new once: as one that waits to be reaped, it is not.
+// killRound reports a process as new once, even as a zombie.
 func TestKillRoundKnowsWhatItHasKilled(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
 	if err := cmd.Start(); err != nil {

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inheritArg turns the test binary into a caller that has levels of its own, and runs what prints those that the
-// program has.
+// inheritArg makes the test binary change its own limits and levels, and run a program that prints the program's limits
+// and levels.
 const inheritArg = "inherit"
 
-// inherited is what a program has from the preparer, as docs/running.md names it, with the shell command that prints it
-// and what the caller has. What is fixed in place of that is in reset.
+// inherited has, by the name in docs/running.md, the shell command that prints what a program inherits, and the
+// caller's value. Values that are reset are in reset.
 func inherited() map[string][2]string {
 	return map[string][2]string{
 		"limits (`ulimit -a`)":    {"ulimit -n", "333"},
@@ -28,9 +28,10 @@ func inherited() map[string][2]string {
 		"scheduling policy":       {"sed 's/.*) //' /proc/self/stat | cut -d' ' -f39", "3"},
 		"I/O priority (`ionice`)": {"ionice | tr -d ' '", "idle"},
 		"umask":                   {"umask", "0027"},
-		"session keyring":         {"sed -n 's/.*_ses: .*/1/p; s/.* keyring *\\(rcfarm-test\\):.*/\\1/p' /proc/keys | sort -u | tail -n 1", "rcfarm-test"},
-		"timer slack":             {"cat /proc/self/timerslack_ns", "77777"},
-		"namespaces, and where it is in cgroups of version 1": {"readlink /proc/self/ns/uts", ""},
+		"session keyring": {"sed -n 's/.*_ses: .*/1/p; s/.* keyring *\\(rcfarm-test\\):.*/\\1/p' /proc/keys " +
+			"| sort -u | tail -n 1", "rcfarm-test"},
+		"timer slack":                          {"cat /proc/self/timerslack_ns", "77777"},
+		"namespaces, and cgroups of version 1": {"readlink /proc/self/ns/uts", ""},
 	}
 }
 
@@ -42,14 +43,17 @@ func reset() map[string][2]string {
 }
 
 func runInherited() error {
-	goruntime.LockOSThread() // most of it is a thread's, and goes on to what that starts
+	goruntime.LockOSThread() // most settings belong to a thread, and its child inherits them
 	var cpus unix.CPUSet
 	cpus.Set(0)
 	for name, err := range map[string]error{
-		"limits": unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 333, Max: 333}), "affinity": unix.SchedSetaffinity(0, &cpus),
-		"oom": os.WriteFile("/proc/self/oom_score_adj", []byte("300"), 0), "nice": unix.Setpriority(unix.PRIO_PROCESS, 0, 7),
-		"policy": unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH, Nice: 7}, 0),
-		"slack":  unix.Prctl(unix.PR_SET_TIMERSLACK, 77777, 0, 0, 0),
+		"limits": unix.Setrlimit(unix.RLIMIT_NOFILE,
+			&unix.Rlimit{Cur: 333, Max: 333}), "affinity": unix.SchedSetaffinity(0, &cpus),
+		"oom": os.WriteFile("/proc/self/oom_score_adj", []byte("300"),
+			0), "nice": unix.Setpriority(unix.PRIO_PROCESS, 0, 7),
+		"policy": unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH, Nice: 7},
+			0),
+		"slack": unix.Prctl(unix.PR_SET_TIMERSLACK, 77777, 0, 0, 0),
 	} {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -75,13 +79,13 @@ func runInherited() error {
 	return err
 }
 
-// What programs have from the preparer, and what they do not have, is what docs/running.md says.
+// Programs inherit from the preparer exactly what docs/running.md describes.
 func TestWhatIsInherited(t *testing.T) {
 	t.Parallel()
 	var errs bytes.Buffer
 	caller := exec.Command(os.Args[0], inheritArg)
 	caller.Stderr = &errs
-	out, _ := caller.Output() // it ends with 1, having said what it got
+	out, _ := caller.Output() // it prints the values and exits with 1
 	got := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")

@@ -1,9 +1,9 @@
-// Package oneshot runs a program once, to its end, and leaves nothing of it behind.
+// Package oneshot runs a program once, to its end, and leaves no process of the program behind.
 //
-// Between the caller and the program stands a guard: this binary, started again. The guard is the subreaper of all that
-// the program starts, so that not even a process that made itself a session of its own escapes it, and it kills all of
-// them when the program has ended, when the caller asks for it, and when the caller dies, by kill -9 too: its order comes
-// through a pipe whose other end the caller holds for as long as the program may run.
+// Between the caller and the program there is a process called the guard: this binary, started again. It is the
+// subreaper of all processes that the program starts. So a process cannot escape the guard, even in a session of its
+// own. The guard kills all these processes when the program has ended, when the caller asks for it, and when the caller
+// dies, even by kill -9. The guard notices the last two because its pipe from the caller ends.
 package oneshot
 
 import (
@@ -24,11 +24,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// Arg is the first argument of a process that is to call Exec before anything else.
+// Arg is the first argument of a process that must call Exec before anything else.
 const Arg = "oneshot-exec"
 
-// killWait bounds how long the caller waits for the guard's last word after it has asked it to kill everything. A
-// process in uninterruptible sleep must not hold it up.
+// killWait bounds the wait for the guard's kills. A process in uninterruptible sleep can take longer.
 const killWait = 10 * time.Second
 
 // Command is one program to run.
@@ -39,20 +38,20 @@ type Command struct {
 	Isolation *confine.Confinement `json:"isolation,omitempty"`
 	Streams   runtime.Streams      `json:"-"`
 
-	// LockFile is kept open until nothing of the program is left, by who runs it and not by the program: a lock on it is held that
-	// long, also where the caller dies. Run closes it in this process.
+	// LockFile stays open in the guard until no process of the program is left, even if the caller dies. So a lock on
+	// it is held until then. The program does not have it open. Run closes it in this process.
 	LockFile *os.File `json:"-"`
 }
 
-// result is the guard's last word.
 type result struct {
 	runtime.Exit
 	Error     string `json:"error,omitempty"` // why the program was not started
 	NoProgram bool   `json:"no_program,omitempty"`
 }
 
-// Run runs the program and returns how it ended. When ctx ends first, everything of it is killed and the cause of ctx's
-// end comes back. Nothing of the program runs when Run returns, unless it returns runtime.ErrSurvived. The binary's main calls Exec.
+// Run runs the program. If ctx ends first, Run kills all its processes and returns the cause. When Run returns, no
+// process of the program runs, with two exceptions: the error is runtime.ErrSurvived, or something else killed the
+// guard of the program. The binary's main must call Exec.
 func Run(ctx context.Context, c Command) (runtime.Exit, error) {
 	if err := c.validate(); err != nil {
 		return runtime.Exit{}, err
@@ -65,28 +64,29 @@ func Run(ctx context.Context, c Command) (runtime.Exit, error) {
 	defer out.shut()
 	order, answer, wait, err := startGuard(c, out, errs)
 	if c.LockFile != nil {
-		_ = c.LockFile.Close() // the guard has it, or nothing runs
+		_ = c.LockFile.Close() // the guard has the file open, or nothing was started
 	}
 	if err != nil {
 		return runtime.Exit{}, fmt.Errorf("%w: %w", runtime.ErrNotStarted, err)
 	}
 	stop := context.AfterFunc(ctx, func() {
-		_ = order.Close() // the guard takes that for the end
+		_ = order.Close() // for the guard, the order ends
 		_ = answer.SetReadDeadline(time.Now().Add(killWait))
 	})
-	said, readErr := io.ReadAll(answer)
+	text, readErr := io.ReadAll(answer)
 	cut := !stop()
 	_, _ = order.Close(), answer.Close()
 	var r result
-	noResult := json.Unmarshal(said, &r) != nil
+	noResult := json.Unmarshal(text, &r) != nil
 	if noResult {
-		go wait() // whenever that may be: something of the program may hold its streams
+		go wait() // in the background, because a process of the program may keep the streams open
 	} else {
 		wait()
 	}
 	switch {
 	case errors.Is(readErr, os.ErrDeadlineExceeded):
-		return runtime.Exit{}, fmt.Errorf("%s: %w after %s: %w", c.Argv[0], runtime.ErrSurvived, killWait, context.Cause(ctx))
+		return runtime.Exit{}, fmt.Errorf("%s: %w after %s: %w", c.Argv[0], runtime.ErrSurvived, killWait,
+			context.Cause(ctx))
 	case cut:
 		return runtime.Exit{}, context.Cause(ctx)
 	case noResult:
@@ -102,14 +102,15 @@ func Run(ctx context.Context, c Command) (runtime.Exit, error) {
 func (c *Command) validate() error {
 	switch {
 	case len(c.Argv) == 0 || !filepath.IsAbs(c.Argv[0]):
-		return fmt.Errorf("%w: argv: %q; allowed: the absolute path of a program, then its arguments", runtime.ErrInvalid, c.Argv)
+		return fmt.Errorf("%w: argv: %q; allowed: the absolute path of a program, then its arguments",
+			runtime.ErrInvalid, c.Argv)
 	case !filepath.IsAbs(c.Dir):
 		return fmt.Errorf("%w: dir: %q; allowed: an absolute path", runtime.ErrInvalid, c.Dir)
 	}
 	return nil
 }
 
-// startGuard starts the guard and sends it its order. wait returns when the guard is gone.
+// wait returns when the guard has ended.
 func startGuard(c Command, out, errs *sink) (order, answer *os.File, wait func(), err error) {
 	var files []*os.File
 	defer func() {
@@ -129,23 +130,24 @@ func startGuard(c Command, out, errs *sink) (order, answer *os.File, wait func()
 		return nil, nil, nil, err
 	}
 	files = append(files, answer, answerEnd)
-	cmd := exec.Command("/proc/self/exe", Arg) //nolint:noctx // it ends with the pipe
+	cmd := exec.Command("/proc/self/exe", Arg) //nolint:noctx // it ends when the pipe is closed
 	cmd.Args[0] = os.Args[0]
 	cmd.Env, cmd.Dir = []string{}, "/"
 	cmd.ExtraFiles = []*os.File{orderEnd, answerEnd}
 	if c.LockFile != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, c.LockFile)
 	}
-	if in := c.Streams.Input; in != nil { // a nil *os.File is not a nil reader
+	if in := c.Streams.Input; in != nil { // a nil *os.File would not be a nil io.Reader
 		cmd.Stdin = in
 	}
 	cmd.Stdout, cmd.Stderr = out, errs
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are for the caller
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // so that a terminal's signals reach only the caller
 	if err := cmd.Start(); err != nil {
 		return nil, nil, nil, fmt.Errorf("start a guard: %w", err)
 	}
 	_, _ = orderEnd.Close(), answerEnd.Close()
-	if err := json.NewEncoder(order).Encode(c); err != nil && !errors.Is(err, unix.EPIPE) { // a guard that died says nothing, which is noticed
+	// If the guard has died, the write fails with EPIPE. Run notices it, because no answer arrives.
+	if err := json.NewEncoder(order).Encode(c); err != nil && !errors.Is(err, unix.EPIPE) {
 		_, _ = order.Close(), answer.Close()
 		_ = cmd.Wait()
 		return nil, nil, nil, fmt.Errorf("send the order: %w", err)

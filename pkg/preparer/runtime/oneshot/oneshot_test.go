@@ -20,10 +20,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// patience is how long a test waits for something that must happen.
 const patience = time.Minute
 
-// callerArg turns the test binary into a caller that waits for ever; then the working directory.
+// callerArg, with a working directory, is a caller that waits for ever.
 const callerArg = "caller"
 
 func TestMain(m *testing.M) {
@@ -53,14 +52,13 @@ func script(dir, text string) Command {
 	return Command{Argv: []string{"/bin/sh", "-c", text}, Env: []string{"PATH=/usr/bin:/bin", "WHO=me"}, Dir: dir}
 }
 
-// family starts a child, a grandchild in a session of its own whose parent is gone, and waits; all write down their pids.
+// family has a child, and a grandchild in another session whose parent has ended. All write their pids to files.
 const family = `
 sleep 1000 & echo $! >child
 setsid sh -c 'setsid sleep 1000 & echo $! >orphan' 
 echo $$ >self.new; mv self.new self
 wait`
 
-// pids waits until family has written down its pids.
 func pids(t *testing.T, dir string) map[string]int {
 	t.Helper()
 	found := map[string]int{}
@@ -100,7 +98,7 @@ func eventually(t *testing.T, condition func() error) {
 	}
 }
 
-// alive reports whether a process runs. Where nobody reaps orphans, one that ended stays as a zombie.
+// A zombie does not count as alive; it remains if no process reaps orphans.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
@@ -140,7 +138,8 @@ func TestEnvironmentAndOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	c := script(dir, `pwd; env | grep -v -e ^_= -e ^PWD= -e ^SHLVL= -e ^OLDPWD= | sort; echo oops >&2; ls /proc/self/fd | wc -l; cat`)
+	c := script(dir,
+		`pwd; env | grep -v -e ^_= -e ^PWD= -e ^SHLVL= -e ^OLDPWD= | sort; echo oops >&2; ls /proc/self/fd | wc -l; cat`)
 	c.Streams.Output = out
 	if exit, err := Run(t.Context(), c); err != nil || !exit.OK() {
 		t.Fatal(exit, err)
@@ -149,7 +148,7 @@ func TestEnvironmentAndOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// ls has 0, 1, 2 and the directory that it reads.
+	// ls has descriptors 0, 1, 2 and its directory.
 	if want := dir + "\nPATH=/usr/bin:/bin\nWHO=me\noops\n4\n"; string(text) != want {
 		t.Errorf("output %q, want %q", text, want)
 	}
@@ -162,7 +161,8 @@ func TestEnvironmentAndOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if more = more[len(text):]; strings.Count(string(more), "x") != 1000 || !strings.Contains(string(more), "2999000 more bytes") {
+	if more = more[len(text):]; strings.Count(string(more), "x") != 1000 ||
+		!strings.Contains(string(more), "2999000 more bytes") {
 		t.Errorf("%d bytes of output, want 1000 and a remark", len(more))
 	}
 }
@@ -174,11 +174,14 @@ func TestNotStarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]Command{
-		"is not on this node":            {Argv: []string{orphan}, Dir: "/"},
-		"no such file":                   {Argv: []string{"/does/not/exist"}, Dir: "/"},
-		"permission denied":              {Argv: []string{"/etc/passwd"}, Dir: "/"},
-		"working directory":              {Argv: []string{"/bin/true"}, Dir: "/does/not/exist"},
-		"not below a mount of cgroup v2": {Argv: []string{"/bin/true"}, Dir: "/", Isolation: &confine.Confinement{Cgroup: "/no/such/cgroup"}},
+		"is not on this node": {Argv: []string{orphan}, Dir: "/"},
+		"no such file":        {Argv: []string{"/does/not/exist"}, Dir: "/"},
+		"permission denied":   {Argv: []string{"/etc/passwd"}, Dir: "/"},
+		"working directory":   {Argv: []string{"/bin/true"}, Dir: "/does/not/exist"},
+		"not below a mount of cgroup v2": {
+			Argv: []string{"/bin/true"}, Dir: "/",
+			Isolation: &confine.Confinement{Cgroup: "/no/such/cgroup"},
+		},
 	} {
 		_, err := Run(t.Context(), c)
 		if !errors.Is(err, rt.ErrNotStarted) || !strings.Contains(err.Error(), name) {
@@ -188,14 +191,18 @@ func TestNotStarted(t *testing.T) {
 			t.Errorf("%s: got %v, want that the program is missing: %t", name, err, missing)
 		}
 	}
-	for _, c := range []Command{{Dir: "/"}, {Argv: []string{"true"}, Dir: "/"}, {Argv: []string{"/bin/true"}, Dir: "x"}} {
+	for _, c := range []Command{
+		{Dir: "/"},
+		{Argv: []string{"true"}, Dir: "/"},
+		{Argv: []string{"/bin/true"}, Dir: "x"},
+	} {
 		if _, err := Run(t.Context(), c); !errors.Is(err, rt.ErrInvalid) {
 			t.Errorf("%+v: got %v", c, err)
 		}
 	}
 }
 
-// What a program leaves behind when it ends well is killed all the same.
+// Processes that a successful program leaves behind are killed.
 func TestLeftoversAreKilled(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -236,7 +243,7 @@ func TestEndOfContextKillsEverything(t *testing.T) {
 	}
 }
 
-// A caller that is killed -9 takes the program and all that it started with it.
+// After kill -9 of the caller, the program and all its processes end.
 func TestDeathOfTheCallerKillsEverything(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -266,8 +273,8 @@ func TestDeathOfTheCallerKillsEverything(t *testing.T) {
 	})
 }
 
-// A guard that is killed -9 takes the program with it, also one that has another user. What is left of that, and holds its streams, holds
-// nobody up.
+// After kill -9 of the guard the program ends, even as another user. The caller does not wait for a surviving process
+// that holds the streams.
 func TestDeathOfTheGuardKillsTheProgram(t *testing.T) {
 	t.Parallel()
 	out, err := os.OpenFile(filepath.Join(t.TempDir(), "out"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
@@ -276,7 +283,10 @@ func TestDeathOfTheGuardKillsTheProgram(t *testing.T) {
 	}
 	defer out.Close()
 	c := script("/", "setsid sleep 1000 & echo $$ $PPID $!; exec sleep 1000")
-	c.Streams.Output, c.Isolation = out, &confine.Confinement{Isolation: rt.Isolation{UID: os.Getuid(), GID: os.Getgid()}}
+	c.Streams.Output, c.Isolation = out, &confine.Confinement{Isolation: rt.Isolation{
+		UID: os.Getuid(),
+		GID: os.Getgid(),
+	}}
 	if os.Getuid() == 0 {
 		c.Isolation.UID, c.Isolation.GID = 65534, 65534
 	}

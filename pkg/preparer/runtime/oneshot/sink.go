@@ -9,14 +9,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// sink hands on what a program writes, up to a bound, until it is shut. What nobody takes is dropped, so that nobody blocks.
+// sink passes a program's output to a writer, up to a bound, until shut is called. After an error of the writer it
+// drops the rest, because the program must never block.
 type sink struct {
 	mu            sync.Mutex
-	to            io.Writer // nil: nobody takes any more
+	to            io.Writer // nil: all output is dropped
 	left, dropped int64
 }
 
-// sinks returns where stdout and stderr of a program go.
 func sinks(s runtime.Streams) (out, errs *sink) {
 	out = &sink{to: s.Output, left: math.MaxInt64}
 	if s.MaxBytes > 0 {
@@ -43,12 +43,11 @@ func (s *sink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// shut says what was dropped. Nothing is handed on after that.
 func (s *sink) shut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.to != nil && s.dropped > 0 {
-		_, _ = fmt.Fprintf(s.to, "\n[%d more bytes of output were dropped]\n", s.dropped) // as the rest of it
+		_, _ = fmt.Fprintf(s.to, "\n[%d more bytes of output were dropped]\n", s.dropped) // errors do not matter here
 	}
 	s.to = nil
 }

@@ -21,18 +21,17 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 )
 
-// someID is a user and group that nobody has.
+// someID has no account.
 const someID = 1_900_000_021
 
-// callerOfArg turns the test binary into a caller of the program with this path; then its working directory, and its
-// cgroup, which may be empty. parentArg turns it into the parent of a stub: it prints the stub's pid, waits for a line,
-// and releases the stub.
+// callerOfArg is a caller, with program, working directory and cgroup, perhaps empty. parentArg is the parent of a
+// stub: it prints the stub's pid, and releases it after a line.
 const (
 	callerOfArg = "caller-of"
 	parentArg   = "parent"
 )
 
-// apart is a command that becomes another user, where this process may.
+// apart runs as another user, if this process may change it.
 func apart(program, dir, cgroup string) Command {
 	c := Command{Argv: []string{program, "1000"}, Dir: dir, Isolation: &confine.Confinement{Cgroup: cgroup}}
 	c.Isolation.UID, c.Isolation.GID = os.Getuid(), os.Getgid()
@@ -48,7 +47,7 @@ func callerOf(program, dir, cgroup string) error {
 }
 
 func parentOfStub() error {
-	goruntime.LockOSThread() // the death signal is a thread's
+	goruntime.LockOSThread() // the kernel sends the death signal when this thread ends
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -65,7 +64,7 @@ func parentOfStub() error {
 	return started.Release(stub.Order{Command: c.Argv, Dir: c.Dir, Isolation: c.Isolation, Guarded: true}, nil)
 }
 
-// cgroupOf returns a cgroup to use, which is empty at the end; "" where there are none.
+// cgroupOf returns "" on a host without cgroups.
 func cgroupOf(t *testing.T) string {
 	host := isolate.Probe("rcfarm-test-oneshot-" + strconv.Itoa(os.Getpid()))
 	if host.Cgroup == "" {
@@ -77,14 +76,15 @@ func cgroupOf(t *testing.T) string {
 	return filepath.Join(host.Cgroup, "stopped")
 }
 
-// A pod may stop a command of its own before that is the program. The command and its guard end all the same with the
-// context, with the caller and with the guard.
+// A pod can stop its command's stub before it becomes the program. When the context, the caller or the guard ends, the
+// command still ends.
 func TestStoppedBeforeItIsTheProgram(t *testing.T) {
 	t.Parallel()
 	cgroup := cgroupOf(t)
 	for _, in := range []string{"", cgroup} {
 		for _, what := range []string{"context", "caller", "guard"} {
-			t.Run(fmt.Sprintf("end of the %s, cgroup %t", what, in != ""), func(t *testing.T) { stopBeforeExec(t, in, what) })
+			t.Run(fmt.Sprintf("end of the %s, cgroup %t", what, in != ""),
+				func(t *testing.T) { stopBeforeExec(t, in, what) })
 		}
 	}
 }
@@ -130,8 +130,8 @@ func stopBeforeExec(t *testing.T, cgroup, ends string) {
 	})
 }
 
-// There is no moment at which a pod may stop a stub that would outlive its parent: the stub is held at each of its
-// system calls until the pod's user may send it a signal, is stopped there, and has to end with its parent.
+// A pod's user must not be able to stop a stub before it is tied to its parent. The test holds the stub at each system
+// call, and stops it after the first call after which the user may do so. The stub must still end with its parent.
 func TestTiedBeforeItMayBeStopped(t *testing.T) {
 	t.Parallel()
 	parent := exec.Command(os.Args[0], parentArg)
@@ -170,9 +170,9 @@ func TestTiedBeforeItMayBeStopped(t *testing.T) {
 	})
 }
 
-// stopOnce stops a process at its first system call after which the user may signal it. begin lets the process go on.
+// stopOnce stops a process after the first system call at which the user may send it signals.
 func stopOnce(pid int, begin func(), uid int) error {
-	goruntime.LockOSThread() // a tracer is a thread; this one ends with the goroutine
+	goruntime.LockOSThread() // the tracer is this thread, which ends with the goroutine
 	if err := unix.PtraceSeize(pid); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
@@ -203,12 +203,11 @@ func stopOnce(pid int, begin func(), uid int) error {
 	}
 }
 
-// signallable reports whether the user may signal a process: one that has the user as its real or saved one in any of
-// its threads (kill(2)).
+// signallable: a thread has the user as its real or saved one (kill(2)).
 func signallable(pid, uid int) bool {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	for _, task := range tasks {
-		text, _ := os.ReadFile(task) // a thread that ended has no say
+		text, _ := os.ReadFile(task) // if the thread has ended, there is no text
 		_, line, _ := strings.Cut(string(text), "\nUid:")
 		line, _, _ = strings.Cut(line, "\n")
 		if ids := strings.Fields(line); len(ids) == 4 && (ids[0] == strconv.Itoa(uid) || ids[2] == strconv.Itoa(uid)) {

@@ -14,8 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consultest"
 )
 
-// daemon starts a process in a session whose leader has ended, with that variable, and returns it and the session's
-// number.
+// daemon runs with this variable in a session whose leader has ended.
 func daemon(t *testing.T, variable string) (st Stat) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "setsid", "-w", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
@@ -26,7 +25,7 @@ func daemon(t *testing.T, variable string) (st Stat) {
 	}
 	var pid int
 	if err == nil {
-		line, _ := bufio.NewReader(out).ReadString('\n') // the number is missing then
+		line, _ := bufio.NewReader(out).ReadString('\n') // on an error, Sscan below fails
 		_, err = fmt.Sscan(strings.TrimSpace(line), &pid)
 	}
 	if err == nil {
@@ -39,18 +38,23 @@ func daemon(t *testing.T, variable string) (st Stat) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Signal(unix.SIGKILL) })
-	consultest.Eventually(t, time.Minute, func() error { // first it is a copy of the shell, then it has no variables
+	// The process begins as a copy of the shell. When it executes sleep, the kernel sets the name before the variables.
+	consultest.Eventually(t, time.Minute, func() error {
 		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		if err == nil && string(name) != "sleep\n" {
-			err = fmt.Errorf("process %d is %q", pid, name)
+		if err != nil {
+			return err
+		}
+		variables, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err == nil && (string(name) != "sleep\n" || !strings.Contains(string(variables), variable)) {
+			err = fmt.Errorf("process %d is %q and has the variables %q", pid, name, variables)
 		}
 		return err
 	})
 	return st
 }
 
-// The number of a session says nothing once its leader has gone: another process may have had it since.
-func TestSessionNumberAloneIsNobodys(t *testing.T) {
+// After a session's leader has ended, another process may have its number.
+func TestSessionNumberAloneProvesNothing(t *testing.T) {
 	t.Parallel()
 	foreign := daemon(t, "WHO=somebody")
 	p, err := Find(foreign.SID, foreign.Start-1) // a process that had this pid before
@@ -66,10 +70,10 @@ func TestSessionNumberAloneIsNobodys(t *testing.T) {
 	}
 }
 
-// What bears the mark is the process's, wherever it went.
+// A process with the mark is a member, in any session.
 func TestMarkedIsAMember(t *testing.T) {
 	t.Parallel()
-	mark := fmt.Sprintf("WHO=test-%d-of-members", os.Getpid()) // another run of this test may be under way
+	mark := fmt.Sprintf("WHO=test-%d-of-members", os.Getpid()) // unique for each run of this test
 	own := daemon(t, mark)
 	p, err := Find(noSuchPID, 1)
 	if err != nil {
@@ -91,10 +95,9 @@ func TestMarkedIsAMember(t *testing.T) {
 	})
 }
 
-// noSuchPID is larger than any pid.
 const noSuchPID = 1 << 30
 
-// Numbers below 1 are whole groups to kill(2).
+// For kill(2), numbers below 1 mean whole groups.
 func TestNoSignalBelowOne(t *testing.T) {
 	t.Parallel()
 	for _, pid := range []int{0, -1} {

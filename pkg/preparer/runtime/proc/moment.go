@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Moment is a time that restarts of a daemon and set clocks do not change: since the machine's start.
+// Moment is a time since the machine's boot. It does not depend on the wall clock or on the life of a daemon.
 type Moment struct {
-	Boot string        `json:"boot"` // which start of the machine
-	Up   time.Duration `json:"up"`   // since then, time asleep included
+	Boot string        `json:"boot"` // id of the boot
+	Up   time.Duration `json:"up"`   // since the boot, including time asleep
 }
 
-// Now reads the machine's clock since its start (clock_gettime(2), CLOCK_BOOTTIME).
+// Now reads CLOCK_BOOTTIME (clock_gettime(2)).
 func Now() (Moment, error) {
 	boot, err := BootID()
 	if err != nil {
@@ -23,7 +23,7 @@ func Now() (Moment, error) {
 	return At(boot)
 }
 
-// At is Now for who knows which start of the machine this is.
+// At is Now for a known id of the boot.
 func At(boot string) (Moment, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -32,10 +32,10 @@ func At(boot string) (Moment, error) {
 	return Moment{Boot: boot, Up: time.Duration(ts.Nano())}, nil
 }
 
-// Never is longer than anything that is waited for.
+// Never stands for a time that never comes.
 const Never = time.Duration(math.MaxInt64)
 
-// Since returns the time from an earlier moment to m, and Never when they are of different starts of the machine.
+// Since returns Never if the moments are of different boots.
 func (m Moment) Since(earlier Moment) time.Duration {
 	if m.Boot != earlier.Boot {
 		return Never

@@ -8,14 +8,14 @@ import (
 	"os"
 )
 
-// noteBytes is the length of each note: one is written over another.
+// All notes have noteBytes bytes, because a note is written over the former note.
 const noteBytes = 128
 
-// ErrNote is about a file that holds no moment of this start of the machine that has passed.
+// ErrNote means that a file does not hold a past moment of this boot.
 var ErrNote = errors.New("not a moment since the machine's start")
 
-// WriteNote writes a moment into a file, in place: a disk that is full has room for it once the file is there. It need not survive a power
-// failure, because no moment means anything after one.
+// WriteNote writes a moment in place, so that an existing note can be renewed on a full disk. It does not sync, because
+// a moment has no meaning after the next boot.
 func WriteNote(path string, m Moment) error {
 	data, err := json.Marshal(m)
 	if err != nil {
@@ -28,13 +28,12 @@ func WriteNote(path string, m Moment) error {
 	data = append(data, bytes.Repeat([]byte{' '}, max(noteBytes-len(data), 0))...)
 	_, err = f.WriteAt(data, 0)
 	if err == nil {
-		err = f.Truncate(int64(len(data))) // what it held before may have been longer
+		err = f.Truncate(int64(len(data))) // the former content could be longer
 	}
 	return errors.Join(err, f.Close())
 }
 
-// ReadNote returns the moment in a file. Besides the errors of reading there is ErrNote, also for a moment of another start of the machine,
-// and for one that is still to come: neither was written by who lives by this clock.
+// ReadNote returns ErrNote for a moment of another boot or in the future, because it does not come from this clock.
 func ReadNote(path string, now Moment) (Moment, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

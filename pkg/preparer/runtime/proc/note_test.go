@@ -22,7 +22,7 @@ func TestNote(t *testing.T) {
 	}
 	before := now
 	before.Up /= 2
-	for _, first := range []string{"", strings.Repeat("x", 1000), `{"boot":"` + now.Boot + `","up":1}`} { // what an older preparer left, too
+	for _, first := range []string{"", strings.Repeat("x", 1000), `{"boot":"` + now.Boot + `","up":1}`} {
 		if err := os.WriteFile(path, []byte(first), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -40,11 +40,12 @@ func TestNote(t *testing.T) {
 	}
 }
 
-func TestNotesThatSayNothing(t *testing.T) {
+func TestNotesThatRenewNothing(t *testing.T) {
 	t.Parallel()
 	path, now := filepath.Join(t.TempDir(), "note"), Moment{Boot: "a", Up: time.Hour}
 	for _, text := range []string{
-		"", " ", "{", "null", "{}", "[]", `{"boot":"a"}`, `{"boot":"a","up":0}`, `{"boot":"a","up":-1}`, `{"boot":"b","up":1}`, `{"up":1}`,
+		"", " ", "{", "null", "{}", "[]", `{"boot":"a"}`, `{"boot":"a","up":0}`, `{"boot":"a","up":-1}`,
+		`{"boot":"b","up":1}`, `{"up":1}`,
 		`{"boot":"a","up":3600000000001}`, `{"boot":"a","up":99999999999999999999}`, `{"boot":"a","up":1} x`,
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -1,5 +1,5 @@
-// Package proc identifies processes and speaks to whole sessions of them, by what /proc and pidfds say. A pid alone
-// names nothing: it may be used again.
+// Package proc identifies processes, and signals whole sessions of processes. A pid alone does not identify a process,
+// because the kernel uses pids again.
 package proc
 
 import (
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stat is the part of /proc/<pid>/stat that identifies a process and its relations (proc_pid_stat(5)).
+// Stat is a part of /proc/<pid>/stat (proc_pid_stat(5)).
 type Stat struct {
 	PID, PPID, PGID, SID int
 	State                byte
@@ -24,28 +24,27 @@ type Stat struct {
 	Start                uint64 // clock ticks between boot and the start of the process
 }
 
-// maxEnviron bounds how much of a process's environment is looked at, in bytes.
 const maxEnviron = 256 << 10
 
-// bears reports whether a variable, KEY=value, is in the environment that the process was started with, as far as we
-// may know. It reads that each time: a process that executes another program has another one.
+// bears reports whether the process was started with a variable, KEY=value. It reads the environment each time, because
+// a process gets a new environment when it executes another program.
 func (s Stat) bears(variable string) bool {
 	f, err := os.Open("/proc/" + strconv.Itoa(s.PID) + "/environ")
 	if err != nil {
-		return false // it has ended, or is another user's
+		return false // the process has ended, or belongs to another user
 	}
 	defer func() { _ = f.Close() }()
-	data, _ := io.ReadAll(io.LimitReader(f, maxEnviron)) // what was read of one that ends meanwhile counts: its start is compared before a signal
+	// If the pid belongs to another process by now, no harm is done, because Signal compares the start time.
+	data, _ := io.ReadAll(io.LimitReader(f, maxEnviron))
 	return slices.Contains(strings.Split(string(data), "\x00"), variable)
 }
 
-// Dead reports whether nothing of the process runs: a zombie that waits for its parent. A process whose first thread
-// has ended shows as a zombie too, but has other threads.
+// Dead reports whether the process is a zombie. If only its first thread has ended, the state is the same.
 func (s Stat) Dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
-// Signal signals the process, unless its pid belongs to another one by now.
+// Signal signals the process, unless its pid belongs to another process by now.
 func (s Stat) Signal(sig unix.Signal) error {
-	if s.PID < 1 { // whole groups have such numbers, and processes that this one cannot see
+	if s.PID < 1 { // 0 stands for a process that this process cannot see; negative numbers mean groups
 		return nil
 	}
 	fd, err := unix.PidfdOpen(s.PID, 0)
@@ -57,7 +56,7 @@ func (s Stat) Signal(sig unix.Signal) error {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	if now, err := ReadStat(s.PID); err != nil || now.Start != s.Start {
-		return nil // it has ended: nothing to signal
+		return nil // the process has ended
 	}
 	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("send %s to process %d: %w", unix.SignalName(sig), s.PID, err)
@@ -65,7 +64,7 @@ func (s Stat) Signal(sig unix.Signal) error {
 	return nil
 }
 
-// parseStat reads one line of /proc/<pid>/stat. The command name in it may hold anything, brackets and blanks too.
+// The command name can contain any characters, even brackets and spaces.
 func parseStat(data []byte) (Stat, error) {
 	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
 	if open < 0 || end < open {
@@ -74,7 +73,8 @@ func parseStat(data []byte) (Stat, error) {
 	fields := bytes.Fields(data[end+1:])
 	const first, last = 3, 22 // field numbers of the manual: state, starttime
 	if len(fields) <= last-first {
-		return Stat{}, fmt.Errorf("read process state %q: %d fields after the name, want %d", data, len(fields), last-first+1)
+		return Stat{}, fmt.Errorf("read process state %q: %d fields after the name, want %d", data,
+			len(fields), last-first+1)
 	}
 	var s Stat
 	var err error
@@ -95,7 +95,7 @@ func parseStat(data []byte) (Stat, error) {
 	return s, nil
 }
 
-// ReadStat returns the state of one process, fs.ErrNotExist when there is none.
+// ReadStat returns fs.ErrNotExist if there is no such process.
 func ReadStat(pid int) (Stat, error) {
 	fd, err := retryInterrupted(func() (int, error) {
 		return unix.Open("/proc/"+strconv.Itoa(pid)+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -128,7 +128,7 @@ func retryInterrupted[T any](call func() (T, error)) (T, error) {
 	}
 }
 
-// BootID names the current boot: pids and start times mean nothing after another one.
+// BootID returns the id of the current boot, in which pids and start times are valid.
 func BootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

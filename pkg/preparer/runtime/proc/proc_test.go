@@ -20,7 +20,10 @@ func TestParseStat(t *testing.T) {
 			t.Errorf("name %q: %+v, %v; want %+v", name, got, err, want)
 		}
 	}
-	for _, bad := range []string{"", "77", "77 (sh)", "77 (sh) S 2", "x (sh)" + tail, strings.Replace("77 (sh)"+tail, "12345", "-", 1)} {
+	for _, bad := range []string{
+		"", "77", "77 (sh)", "77 (sh) S 2", "x (sh)" + tail,
+		strings.Replace("77 (sh)"+tail, "12345", "-", 1),
+	} {
 		if got, err := parseStat([]byte(bad)); err == nil {
 			t.Errorf("%q was read as %+v", bad, got)
 		}
@@ -45,12 +48,12 @@ func TestScannerSeesItself(t *testing.T) {
 	t.Errorf("this process is not among %d", len(table))
 }
 
-// Callers that ask at the same time share what is read for them.
+// Concurrent callers share one read.
 func TestScansAreShared(t *testing.T) {
 	const callers = 64
 	var sc Scanner
 	var entered, done sync.WaitGroup
-	sc.mu.Lock() // as while somebody reads
+	sc.mu.Lock() // simulates a read under way
 	for range callers {
 		entered.Add(1)
 		done.Go(func() {
@@ -68,7 +71,7 @@ func TestScansAreShared(t *testing.T) {
 	}
 }
 
-// A node's processes are ended side by side.
+// Several processes can be ended at once.
 func TestSignal(t *testing.T) {
 	var sc Scanner
 	var ending sync.WaitGroup

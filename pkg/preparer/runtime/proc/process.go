@@ -14,23 +14,22 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
-// Process is one process: the leader of a session and of a process group that both bear its pid.
+// Process leads a session and a process group, which both have its pid as their number.
 type Process struct {
 	PID   int
 	Start uint64 // see Stat.Start
 
-	// Own says that the caller is its parent and has not reaped it, so that its pid cannot be used again.
+	// Own: the caller is the parent and has not reaped the process. So the pid cannot be used again.
 	Own bool
-	// Cgroup is what it and all its descendants live in; empty: none.
+	// Cgroup is the cgroup of the process and its descendants; empty: none.
 	Cgroup string
-	// Mark is the variable, KEY=value, that it was started with and hands on to its descendants; empty: none. It is for
-	// where there is no cgroup: a descendant that makes itself a session, and whose parent ends, has nothing else that
-	// says whose it is.
+	// Mark is an environment variable, KEY=value, that descendants inherit; empty: none. Without a cgroup, only the
+	// mark identifies a descendant with a session of its own whose parent has ended.
 	Mark string
-	fd   *os.File // pidfd; nil when the process had gone before it could be opened
+	fd   *os.File // pidfd; nil if the process had ended before it was opened
 }
 
-// Find opens the process with this pid and start time. One that has gone meanwhile comes back as exited.
+// Find opens the process with this pid and start time. If it is gone, Exited of the result returns true.
 func Find(pid int, start uint64) (*Process, error) {
 	gone := &Process{PID: pid, Start: start}
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
@@ -40,7 +39,7 @@ func Find(pid int, start uint64) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open process %d: %w", pid, err)
 	}
-	// Looked at only now: if the start time is right, the descriptor belongs to the right process.
+	// The start time is compared after the pidfd was opened, so that the pidfd belongs to the right process.
 	st, err := ReadStat(pid)
 	if err != nil || st.Start != start {
 		_ = unix.Close(fd)
@@ -49,16 +48,25 @@ func Find(pid int, start uint64) (*Process, error) {
 		}
 		return gone, nil
 	}
-	return New(pid, start, false, fd)
+	return take(pid, start, fd)
 }
 
-// New wraps a pidfd, which it takes over, so that the Go poller waits on it: no thread is blocked per process.
-func New(pid int, start uint64, own bool, fd int) (*Process, error) {
+// NewOwn takes over the pidfd of a child that the caller has not reaped; see Process.Own.
+func NewOwn(pid int, start uint64, fd int) (*Process, error) {
+	p, err := take(pid, start, fd)
+	if err == nil {
+		p.Own = true
+	}
+	return p, err
+}
+
+// take takes over a pidfd. The Go poller can wait for the result, so that no process needs a blocked thread.
+func take(pid int, start uint64, fd int) (*Process, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("prepare pidfd of process %d: %w", pid, err)
 	}
-	return &Process{PID: pid, Start: start, Own: own, fd: os.NewFile(uintptr(fd), "pidfd")}, nil
+	return &Process{PID: pid, Start: start, fd: os.NewFile(uintptr(fd), "pidfd")}, nil
 }
 
 // Exited reports whether the process has ended.
@@ -77,14 +85,14 @@ func (p *Process) Exited() bool {
 	return ended
 }
 
-// pidfdReady reports whether a pidfd polls readable, which it does from the end of the process on (pidfd_open(2)).
+// A pidfd is readable when the process has ended (pidfd_open(2)).
 func pidfdReady(fd uintptr) bool {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := retryInterrupted(func() (int, error) { return unix.Poll(fds, 0) })
 	return err == nil && n == 1
 }
 
-// Wait returns nil when the process has ended, and the context's error when that ends first.
+// Wait returns nil when the process has ended, or the context's error.
 func (p *Process) Wait(ctx context.Context) error {
 	if p.fd == nil {
 		return nil
@@ -112,20 +120,19 @@ func (p *Process) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Close gives the pidfd back.
+// Close closes the pidfd.
 func (p *Process) Close() {
 	if p.fd != nil {
 		_ = p.fd.Close()
 	}
 }
 
-// Signal sends sig to everything that runs in the session: to the process group at one stroke, so that no fork slips
-// through, and to whatever made itself another group; and to everything in the cgroup, which no process can leave by making
-// itself a session, or, where there is none, to whatever bears the mark. It returns how many live processes there were;
-// sig 0 counts.
+// Signal sends sig to all processes of the session, and to all in the cgroup or, without a cgroup, with the mark. It
+// signals the process group in one call, so that no fork escapes. It returns how many of these processes were alive.
+// With sig 0, it only counts them.
 func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 	var errs []error
-	// As long as the leader exists, alive or as a zombie, its number can be nobody else's group.
+	// While the leader exists, alive or as a zombie, no other group can have its number.
 	ours := p.Own || !p.Exited()
 	if ours && sig != 0 {
 		if err := unix.Kill(-p.PID, sig); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -143,16 +150,16 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 		}
 	}
 	live = len(members)
-	if p.Cgroup != "" && live == 0 { // the list and the table were not read at one moment
+	if p.Cgroup != "" && live == 0 { // the list and the table were read at different moments
 		inside, err := isolate.Members(p.Cgroup)
 		live, errs = len(inside), append(errs, err)
 	}
 	return live, errors.Join(errs...)
 }
 
-// members returns the live processes of the cgroup, or where there is none those with the mark; and those of the
-// session while its leader is there, alive or as a zombie. The session's number alone says nothing: as soon as it is
-// empty the kernel gives the number to another process, which may make itself a session, leave somebody in it, and end.
+// members returns the live processes that Signal must signal. After the leader has gone, the session's number proves
+// nothing: the kernel may give it to another process, which may start a session with this number, leave a process in
+// it, and end.
 func (p *Process) members(sc *Scanner) (live []Stat, err error) {
 	table, err := sc.Scan()
 	var inside []int
@@ -166,7 +173,9 @@ func (p *Process) members(sc *Scanner) (live []Stat, err error) {
 	for _, st := range table {
 		switch {
 		case st.Dead():
-		case leads && st.SID == p.PID, slices.Contains(inside, st.PID), p.Cgroup == "" && p.Mark != "" && st.Start >= p.Start && st.bears(p.Mark): // none is older
+		case leads && st.SID == p.PID,
+			slices.Contains(inside, st.PID),
+			p.Cgroup == "" && p.Mark != "" && st.Start >= p.Start && st.bears(p.Mark): // a descendant is not older
 			live = append(live, st)
 		}
 	}

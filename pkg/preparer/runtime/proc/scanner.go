@@ -10,18 +10,18 @@ import (
 	"sync/atomic"
 )
 
-// Scanner reads the table of all processes. Callers that ask at the same time share one reading, because stopping a
-// hundred pods would otherwise read the table some hundred times over. The zero value is ready to use.
+// Scanner reads the table of all processes. Concurrent callers share one read, because a hundred pods may stop
+// together. The zero value is ready to use.
 type Scanner struct {
-	begun atomic.Uint64 // number of the newest reading that has begun
+	begun atomic.Uint64 // number of the newest read that has begun
 
 	mu     sync.Mutex
-	latest uint64 // number of the reading that table and err come from
+	latest uint64 // number of the read that returned table and err
 	table  []Stat
 	err    error
 }
 
-// Scan returns a table whose reading began after the call did. The result is shared: read only.
+// Scan returns a table that was read after the call began. Callers must not change it.
 func (s *Scanner) Scan() ([]Stat, error) {
 	want := s.begun.Load() + 1
 	s.mu.Lock()

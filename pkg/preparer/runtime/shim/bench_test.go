@@ -13,15 +13,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
-// BenchmarkStarts: a node that gets so many processes at once; bare, and isolated as far as the host allows.
+// BenchmarkStarts measures many starts at once, without and with isolation.
 func BenchmarkStarts(b *testing.B) {
 	for _, count := range []int{100, 300, 500} {
-		for name, iso := range map[string]func(*testing.B, *node) *runtime.Isolation{"bare": nil, "isolated": isolation} {
+		for name, iso := range map[string]func(*testing.B, *node) *runtime.Isolation{
+			"bare":     nil,
+			"isolated": isolation,
+		} {
 			b.Run(fmt.Sprintf("%s/%d", name, count), func(b *testing.B) {
 				for b.Loop() {
 					b.StopTimer()
 					n := newNode(b, func(s *settings) { s.LogCheck = time.Second })
-					n.start(b, n.idler("first")) // so that starting the supervisor is not in the figures
+					n.start(b, n.idler("first")) // so that the start of the supervisor is not measured
 					b.StartTimer()
 					began := time.Now()
 					n.startMany(b, count, iso)
@@ -41,14 +44,14 @@ func BenchmarkStarts(b *testing.B) {
 	}
 }
 
-// BenchmarkIdle: what the supervisor of 200 processes costs while nothing happens.
+// BenchmarkIdle measures a supervisor with 200 idle processes.
 func BenchmarkIdle(b *testing.B) {
 	const count, length = 200, 10 * time.Second
 	for b.Loop() {
 		n := newNode(b, func(s *settings) { s.LogCheck = time.Second })
 		n.startMany(b, count, isolation)
 		before, _ := n.cpu(b)
-		<-time.After(length) // what is measured
+		<-time.After(length) // the measured time
 		after, _ := n.cpu(b)
 		b.ReportMetric(100*float64(after-before)/float64(length), "%core")
 		b.ReportMetric(float64(n.pss(b))/count/1024, "kB-PSS/process")
@@ -74,7 +77,6 @@ func isolation(b *testing.B, n *node) *runtime.Isolation {
 	return iso
 }
 
-// startMany returns when all run.
 func (n *node) startMany(b *testing.B, count int, iso func(*testing.B, *node) *runtime.Isolation) {
 	b.Helper()
 	var all *runtime.Isolation
@@ -95,7 +97,6 @@ func (n *node) startMany(b *testing.B, count int, iso func(*testing.B, *node) *r
 		})
 	}
 	starts.Wait()
-	// As a preparer does: from one answer to the next.
 	for cursor, up := uint64(0), 0; up < count; {
 		list, next, err := n.Watch(b.Context(), cursor)
 		if err != nil {
@@ -123,8 +124,7 @@ func (n *node) stopMany(b *testing.B, count int) {
 	stops.Wait()
 }
 
-// cpu returns the processor time that the supervisor has used, and that of its children that have ended (proc_pid_stat(5):
-// in ticks of 10 ms). The children do nothing but become their program.
+// cpu is of the supervisor and its ended children (proc_pid_stat(5): in ticks of 10 ms).
 func (n *node) cpu(b *testing.B) (own, children time.Duration) {
 	b.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.supervisorPID(b)))
@@ -138,10 +138,11 @@ func (n *node) cpu(b *testing.B) (own, children time.Duration) {
 			b.Fatal(err)
 		}
 	}
-	return time.Duration(ticks[0]+ticks[1]) * 10 * time.Millisecond, time.Duration(ticks[2]+ticks[3]) * 10 * time.Millisecond
+	return time.Duration(ticks[0]+ticks[1]) * 10 * time.Millisecond,
+		time.Duration(ticks[2]+ticks[3]) * 10 * time.Millisecond
 }
 
-// pss returns the supervisor's share of memory in bytes, with shared pages divided among those that share them.
+// pss divides shared pages among the processes that share them.
 func (n *node) pss(b *testing.B) int64 {
 	b.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", n.supervisorPID(b)))

@@ -11,16 +11,16 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
-// child is one started process. It is either the supervisor's own child, which stays a zombie and so keeps its pid from
-// being used again until reap, or one that an earlier supervisor started, which is only known by its pidfd and start time.
+// child is one started process. If this supervisor started it, it stays a zombie until status reaps it, so its pid is
+// not used again. If an earlier supervisor started it, only its pidfd and start time identify it.
 type child struct {
 	*proc.Process
 
-	before isolate.Memory // counters of its cgroup when it was started: an earlier run may have left the cgroup behind
+	before isolate.Memory // counters of the cgroup at the start; not zero if an earlier run has left the cgroup behind
 }
 
-// starved says in an exit that the kernel has killed the process for want of memory, where the counters of its cgroup
-// say so and nothing contradicts them. limit is the process's own, in bytes; zero: none.
+// starved sets exit.OutOfMemory if the kernel killed the process because memory ran out, according to the counters of
+// its cgroup. limit is the memory limit in bytes; zero: none.
 func starved(exit *pod.Exit, counted isolate.Memory, limit int64) {
 	if counted.Kills <= 0 || !exit.Unknown && exit.Signal != "SIGKILL" {
 		return
@@ -31,12 +31,11 @@ func starved(exit *pod.Exit, counted isolate.Memory, limit int64) {
 	}
 }
 
-// status returns how the exited process ended and, for an own child, gives its pid back to the kernel. It must be
-// called once.
+// Call status once, after the end of the process, because it reaps the process.
 func (c *child) status(launchable string) pod.Exit {
 	exit := pod.Exit{Launchable: launchable, Code: -1, Unknown: true, At: time.Now().UTC()}
 	if !c.Own {
-		return exit // only a parent is told
+		return exit // only the parent gets the exit status
 	}
 	var ws unix.WaitStatus
 	_, err := unix.Wait4(c.PID, &ws, 0, nil)

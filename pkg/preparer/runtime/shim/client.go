@@ -19,26 +19,25 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// errUnknownPath is the answer of a supervisor that is older than what it was asked for.
 var errUnknownPath = errors.New("the supervisor does not know this request")
 
 const (
 	firstRetry = 10 * time.Millisecond  // after a failed connection; grows
-	lastRetry  = 250 * time.Millisecond // bound of that
-	// respawn is the shortest time between two attempts of a client to start a supervisor. One that finds a dying
-	// predecessor's lock still held gives up, so a single attempt is not enough.
+	lastRetry  = 250 * time.Millisecond // longest such pause
+	// respawn is the shortest time between two attempts of a client to start a supervisor. One attempt may not be
+	// enough: if a dying supervisor still holds the lock, the new supervisor ends.
 	respawn = 500 * time.Millisecond
 )
 
 // ClientConfig is what Dial needs.
 type ClientConfig struct {
 	Dir            string        // as in Config
-	Cgroup         string        // directory of cgroup v2 below which each process that is isolated has one; empty: none has
-	Spawn          func() error  // starts a supervisor when none answers, see the function Spawn; nil: none is started
+	Cgroup         string        // parent directory of the cgroups (v2) of isolated processes; empty: no cgroups
+	Spawn          func() error  // starts a supervisor if none answers, for example by the function Spawn; nil: never
 	ConnectTimeout time.Duration // how long a call tries to reach a supervisor before it fails; zero: 5 s
 }
 
-// Client is the preparer's end. It is safe for concurrent use.
+// Client is the preparer's side of the protocol. It is safe for concurrent use.
 type Client struct {
 	cfg      ClientConfig
 	http     *http.Client
@@ -47,15 +46,14 @@ type Client struct {
 	mu        sync.Mutex // held while spawning, so that concurrent calls start one supervisor
 	lastSpawn time.Time
 
-	seen      atomic.Pointer[snapshot] // the latest answer to a watch, never changed; nil before the first
-	watchdogs atomic.Bool              // what that says of them
+	seen      atomic.Pointer[snapshot] // the latest answer to a watch; its content never changes; nil before the first
+	watchdogs atomic.Bool              // whether, according to seen, the supervisor supports watchdogs
 }
 
 var _ runtime.Runtime = (*Client)(nil)
 
-// Dial returns a client of the directory's supervisor. It does not connect yet: each call finds the supervisor, or
-// starts one, for itself, also after the supervisor was killed or replaced. It returns an error if the directory is
-// not absolute or too long for a socket.
+// Dial does not connect. Each call of a method connects to the supervisor that runs then, or starts one. If the
+// directory is not absolute, or too long for a socket, Dial returns an error.
 func Dial(cfg ClientConfig) (*Client, error) {
 	path, err := socketPath(cfg.Dir)
 	if err != nil {
@@ -75,10 +73,10 @@ func Dial(cfg ClientConfig) (*Client, error) {
 	}, nil
 }
 
-// Close gives idle connections back. The supervisor and its processes go on.
+// Close closes idle connections. The supervisor and its processes continue to run.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Start implements runtime.Runtime. Errors to test for: runtime.ErrExists, runtime.ErrInvalid, ErrUnreachable.
+// Start can also return ErrUnreachable.
 func (c *Client) Start(ctx context.Context, spec runtime.Spec) error {
 	err := c.call(ctx, http.MethodPost, startPath, localSpec{spec.Process, c.confine(spec.Isolation, spec.ID)}, nil)
 	if err == nil {
@@ -87,7 +85,7 @@ func (c *Client) Start(ctx context.Context, spec runtime.Spec) error {
 	return err
 }
 
-// Stop implements runtime.Runtime. An error to test for: ErrUnreachable.
+// Stop can also return ErrUnreachable.
 func (c *Client) Stop(ctx context.Context, id string) error {
 	c.commands.stop(id)
 	err := c.call(ctx, http.MethodPost, stopPath, target{ID: id}, nil)
@@ -100,7 +98,7 @@ func (c *Client) Stop(ctx context.Context, id string) error {
 	return err
 }
 
-// Restart implements runtime.Runtime. Errors to test for: runtime.ErrInvalid, runtime.ErrTooOld, ErrUnreachable.
+// Restart can also return ErrUnreachable.
 func (c *Client) Restart(ctx context.Context, ask runtime.RestartRequest) error {
 	err := c.call(ctx, http.MethodPost, restartPath, ask, nil)
 	if errors.Is(err, errUnknownPath) {
@@ -109,7 +107,7 @@ func (c *Client) Restart(ctx context.Context, ask runtime.RestartRequest) error 
 	return err
 }
 
-// Relimit implements runtime.Runtime. Errors to test for: runtime.ErrKeepsLimits, runtime.ErrTooOld, ErrUnreachable.
+// Relimit can also return ErrUnreachable.
 func (c *Client) Relimit(ctx context.Context, to runtime.LimitRequest) error {
 	err := c.call(ctx, http.MethodPost, relimitPath, to, nil)
 	if errors.Is(err, errUnknownPath) {
@@ -118,18 +116,17 @@ func (c *Client) Relimit(ctx context.Context, to runtime.LimitRequest) error {
 	return err
 }
 
-// Remove implements runtime.Runtime. Errors to test for: runtime.ErrNotStopped, ErrUnreachable.
+// Remove can also return ErrUnreachable.
 func (c *Client) Remove(ctx context.Context, id string) error {
 	err := c.call(ctx, http.MethodPost, removePath, target{ID: id}, nil)
 	if err == nil {
-		c.seen.Store(nil) // it may not have been told yet
+		c.seen.Store(nil) // the snapshot may still have the process
 		c.commands.forget(id)
 	}
 	return err
 }
 
-// Watch implements runtime.Runtime. A cursor of an earlier supervisor is answered at once. When ctx ends it returns
-// its error and the cursor that it was given. Another error to test for: ErrUnreachable.
+// Watch returns at once if the cursor is from an earlier supervisor. It can also return ErrUnreachable.
 func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, uint64, error) {
 	all, err := c.poll(ctx, cursor)
 	if err != nil {
@@ -142,8 +139,7 @@ func (c *Client) Watch(ctx context.Context, cursor uint64) ([]runtime.Status, ui
 	return statuses, all.Cursor, nil
 }
 
-// Ping implements runtime.Runtime. Of a supervisor that knows no pings any answer will do. An error to test for:
-// ErrUnreachable.
+// Ping can also return ErrUnreachable. Any answer counts if the supervisor is too old for pings.
 func (c *Client) Ping(ctx context.Context) error {
 	err := c.call(ctx, http.MethodGet, pingPath, nil, nil)
 	if errors.Is(err, errUnknownPath) {
@@ -155,7 +151,6 @@ func (c *Client) Ping(ctx context.Context) error {
 // Watchdogs implements runtime.Runtime.
 func (c *Client) Watchdogs() bool { return c.watchdogs.Load() }
 
-// poll asks the supervisor until something differs from the cursor.
 func (c *Client) poll(ctx context.Context, cursor uint64) (snapshot, error) {
 	for {
 		var base snapshot
@@ -167,11 +162,12 @@ func (c *Client) poll(ctx context.Context, cursor uint64) (snapshot, error) {
 		if err := c.call(ctx, http.MethodGet, path, nil, &snap); err != nil {
 			return snapshot{}, err
 		}
-		if snap.Cursor == 0 { // nothing changed for as long as a poll lasts
+		if snap.Cursor == 0 { // nothing changed within the time of one poll
 			continue
 		}
 		if snap.Base != 0 && snap.Base != base.Cursor {
-			return snapshot{}, fmt.Errorf("watch processes: the supervisor answers to cursor %d, want %d", snap.Base, base.Cursor)
+			return snapshot{}, fmt.Errorf("watch processes: the supervisor answers to cursor %d, want %d",
+				snap.Base, base.Cursor)
 		}
 		all := snap.over(base)
 		c.seen.Store(&all)
@@ -180,8 +176,7 @@ func (c *Client) poll(ctx context.Context, cursor uint64) (snapshot, error) {
 	}
 }
 
-// call repeats a request until a supervisor answers. All requests may be repeated: an answer that was lost on the
-// way changes nothing.
+// call repeats a request until a supervisor answers. This is safe because all requests are idempotent.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	pace := wait.NewPace(firstRetry, lastRetry)
 	var spawnErr error
@@ -192,7 +187,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 		if err == nil || !errors.Is(err, ErrUnreachable) {
 			return err
 		}
-		if time.Since(began) > lastRetry { // it did answer to the connection, for a while
+		if time.Since(began) > lastRetry { // a supervisor accepted the connection, and then died
 			failingSince = time.Now()
 		}
 		if e := c.spawn(); e != nil {
@@ -207,7 +202,6 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	}
 }
 
-// spawn starts a supervisor unless that was done just now.
 func (c *Client) spawn() error {
 	if c.cfg.Spawn == nil {
 		return nil
@@ -222,7 +216,7 @@ func (c *Client) spawn() error {
 	return err
 }
 
-// once sends one request. Without a definite answer the error is ErrUnreachable.
+// If no answer arrives, or the supervisor shuts down, once returns ErrUnreachable.
 func (c *Client) once(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader
 	if in != nil {

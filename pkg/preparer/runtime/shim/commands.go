@@ -16,20 +16,19 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// commandsWait bounds how long a stop waits for commands that were told to end, before it says so and fails.
+// commandsWait is how long a stop waits for the end of commands. After that, the stop fails.
 const commandsWait = 10 * time.Second
 
-// commands are those that run beside processes. The directory has a file for each process that a command was run beside. Whatever runs
-// such a command holds a shared lock on it until nothing of the command is left. The kernel keeps that: a preparer that was killed cannot
-// forget what it had started.
+// commands manages the commands that run beside processes. The directory has a file for each such process. The guard of
+// a command holds a shared lock on it until no process of the command is left, even if the preparer is killed.
 type commands struct {
 	dir string
 
 	mu    sync.Mutex
-	ended map[string]chan struct{} // by the id of the process; closed once it is being stopped
+	ended map[string]chan struct{} // by id of the process; closed while the process is being stopped
 }
 
-// end returns what tells the commands beside a process to end.
+// When the channel is closed, the commands beside the process must end.
 func (c *commands) end(id string) chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -39,8 +38,8 @@ func (c *commands) end(id string) chan struct{} {
 	return c.ended[id]
 }
 
-// begin returns a file for whatever runs a command to hold, unless the process is being stopped. The command must end when the channel is
-// closed: whoever stops the process closes that first, and looks at the file last.
+// begin returns the locked file for the guard of a command, or runtime.ErrNotRunning. The command must end when ended
+// is closed. A stop of the process first closes the channel and then checks the lock. So no command begins unnoticed.
 func (c *commands) begin(id string) (lock *os.File, ended <-chan struct{}, err error) {
 	lock, err = lockShared(filepath.Join(c.dir, id))
 	if err != nil {
@@ -54,7 +53,7 @@ func (c *commands) begin(id string) (lock *os.File, ended <-chan struct{}, err e
 	return lock, ended, nil
 }
 
-// stop tells all commands beside a process to end, and keeps others from beginning until reopen is called.
+// stop ends all commands beside a process, and allows no new commands until reopen is called.
 func (c *commands) stop(id string) {
 	ended := c.end(id)
 	c.mu.Lock()
@@ -64,7 +63,6 @@ func (c *commands) stop(id string) {
 	}
 }
 
-// reopen lets commands run beside a process.
 func (c *commands) reopen(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,20 +71,20 @@ func (c *commands) reopen(id string) {
 	}
 }
 
-// forget ends commands beside a process that is no more. A file that one still holds stays.
+// The file stays if a command still holds the lock.
 func (c *commands) forget(id string) {
 	c.stop(id)
 	c.reopen(id)
 	if free, err := c.free(id); err == nil && free {
-		_ = os.Remove(filepath.Join(c.dir, id)) // it is empty, and may be made again
+		_ = os.Remove(filepath.Join(c.dir, id)) // on an error, the empty file stays
 	}
 }
 
-// free reports whether nothing of any command beside a process is left.
+// free reports whether no process of a command beside this process is left.
 func (c *commands) free(id string) (bool, error) {
 	f, err := os.OpenFile(filepath.Join(c.dir, id), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil // there never was one
+		return true, nil // no command ever ran beside the process
 	}
 	if err == nil {
 		defer func() { _ = f.Close() }()
@@ -98,7 +96,6 @@ func (c *commands) free(id string) (bool, error) {
 	return err == nil, nil
 }
 
-// await returns nil when nothing of any command beside a process is left.
 func (c *commands) await(ctx context.Context, id string) error {
 	const firstLook, lastLook = 2 * time.Millisecond, 200 * time.Millisecond
 	deadline := time.Now().Add(commandsWait)
@@ -116,7 +113,6 @@ func (c *commands) await(ctx context.Context, id string) error {
 	}
 }
 
-// lockShared takes the shared lock on a file that a command is to hold.
 func lockShared(path string) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("note that a command runs: %w", err)
@@ -140,7 +136,7 @@ func lockShared(path string) (*os.File, error) {
 	}
 }
 
-// sameFile reports whether an open file still has its name.
+// sameFile reports whether path still names the open file.
 func sameFile(f *os.File, path string) bool {
 	now, err := os.Lstat(path)
 	if err != nil {

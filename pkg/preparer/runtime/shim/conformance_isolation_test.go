@@ -15,10 +15,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
-// The tests of this file are about what keeps a process from the rest of the node. What the host cannot do must be refused with a
-// reason, or left out where the seam says so: that is asserted too, so that no host passes without being tested.
+// If the host cannot apply a part of isolation, the runtime must refuse with a reason, or leave it out if the interface
+// allows that. So these tests are useful on any host.
 
-// The user that tests run processes as. Nobody has the number.
+// No account has these numbers.
 const (
 	someUID  = 1_900_000_017
 	someGID  = 1_900_000_018
@@ -26,7 +26,7 @@ const (
 	lastSome = moreGID
 )
 
-// isolated returns the spec of a script that lives apart as far as the host allows, and what it allows.
+// isolated has all isolation that the host allows.
 func (b *bench) isolated(id, script string) (runtime.Spec, isolate.Host) {
 	b.Helper()
 	host := isolate.Probe("rcfarm-test-" + filepath.Base(filepath.Dir(b.dir)))
@@ -36,10 +36,11 @@ func (b *bench) isolated(id, script string) (runtime.Spec, isolate.Host) {
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.Context()), Timeout)
 		defer cancel()
-		if err := b.Runtime.Stop(ctx, id); err != nil { // else it would be started again
+		if err := b.Runtime.Stop(ctx, id); err != nil { // otherwise it would be started again
 			b.Errorf("stop %s: %v", id, err)
 		}
-		Eventually(b, "the test's cgroup is empty", func() bool { return isolate.Kill(host.Cgroup) == nil && isolate.Remove(host.Cgroup) == nil })
+		Eventually(b, "the test's cgroup is empty",
+			func() bool { return isolate.Kill(host.Cgroup) == nil && isolate.Remove(host.Cgroup) == nil })
 	})
 	spec := b.script(id, script)
 	spec.Isolation = &runtime.Isolation{UID: os.Getuid(), GID: os.Getgid()}
@@ -47,14 +48,12 @@ func (b *bench) isolated(id, script string) (runtime.Spec, isolate.Host) {
 	return spec, host
 }
 
-// within gives the runtime's processes cgroups below this one.
 func (b *bench) within(cgroup string) {
 	b.Helper()
 	b.node.Cgroup = cgroup
 	b.Runtime = b.node.dial(b.T)
 }
 
-// refused waits until the runtime says that the process cannot be started for one of the reasons.
 func (b *bench) refused(id string, reasons ...string) {
 	b.Helper()
 	st := b.await(id, fmt.Sprintf("refused for one of %q", reasons), func(st runtime.Status) bool {
@@ -65,7 +64,6 @@ func (b *bench) refused(id string, reasons ...string) {
 	b.stop(id)
 }
 
-// open lets every user of the node into the test's directory.
 func (b *bench) open() {
 	b.Helper()
 	for dir, mode := range map[string]os.FileMode{filepath.Dir(b.dir): 0o755, b.dir: 0o777} {
@@ -107,7 +105,7 @@ mv facts.new facts; : > ready; exec sleep 1000`)
 	b.failIf(info.Mode().Perm()&0o007 != 0, "log has mode %04o, open to others", info.Mode().Perm())
 }
 
-// Program, directory and files are opened as the user that the program runs as, not as root.
+// The program and its directory are opened with its user's rights.
 func (b *bench) TestIsolationUserIsAskedForFiles() {
 	closed := b.path("closed")
 	if err := os.Mkdir(closed, 0o700); err != nil {
@@ -130,7 +128,8 @@ func (b *bench) TestIsolationTmp() {
 	if err := os.Mkdir(tmp, 0o777); err != nil {
 		b.Fatal(err)
 	}
-	spec, host := b.isolated("p", `: > /tmp/`+mark+`; ls -a /var/tmp; grep -c ' /tmp .*nosuid,nodev' /proc/self/mountinfo; echo end; exec sleep 1000`)
+	spec, host := b.isolated("p", `: > /tmp/`+mark+
+		`; ls -a /var/tmp; grep -c ' /tmp .*nosuid,nodev' /proc/self/mountinfo; echo end; exec sleep 1000`)
 	spec.Dir = "/"
 	spec.Isolation.Tmp = tmp
 	b.start(spec)
@@ -148,7 +147,7 @@ func (b *bench) TestIsolationTmp() {
 	}
 }
 
-// A program never runs less isolated than asked.
+// Without its isolation, the program does not run.
 func (b *bench) TestIsolationFails() {
 	spec, host := b.isolated("p", `: > ready; exec sleep 1000`)
 	spec.Isolation.Tmp = b.path("no-such-directory")
@@ -164,7 +163,7 @@ func (b *bench) TestIsolationFails() {
 	b.refused("outside", "make cgroup "+b.path("no-cgroup/outside"))
 }
 
-// escape leaves a process behind that has left session and group of its leader, and its parent too.
+// escape leaves processes outside of their leader's session and group, without a parent there.
 const escape = `
 : > pids
 export LOOP='trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done'
@@ -176,7 +175,8 @@ func (b *bench) TestIsolationStopEndsCgroup() {
 	spec, host := b.isolated("p", `trap 'exit 0' TERM;`+escape+`: > ready; while :; do sleep 0.01; done`)
 	spec.StopGrace = leaderGrace
 	st := b.startReady(spec)
-	if in, err := isolate.Members(filepath.Join(host.Cgroup, spec.ID)); host.Cgroup != "" && (err != nil || !slices.Contains(in, st.PID) || len(in) < 3) {
+	if in, err := isolate.Members(filepath.Join(host.Cgroup, spec.ID)); host.Cgroup != "" &&
+		(err != nil || !slices.Contains(in, st.PID) || len(in) < 3) {
 		b.Errorf("cgroup holds %v, %v; want %d and two that left its session", in, err, st.PID)
 	}
 	b.stop("p")
@@ -187,9 +187,11 @@ func (b *bench) TestIsolationStopEndsCgroup() {
 func (b *bench) TestIsolationCrashEndsCgroup() {
 	spec, host := b.isolated("p", `[ -e second ] && exec sleep 1000; : > second;`+escape+`: > ready; exit 1`)
 	b.startReady(spec)
-	st := b.await("p", "restarted", func(st runtime.Status) bool { return st.Restarts == 1 && st.Phase == runtime.Running })
+	st := b.await("p", "restarted",
+		func(st runtime.Status) bool { return st.Restarts == 1 && st.Phase == runtime.Running })
 	b.wantGone(b.pids("pids")...)
-	if in, err := isolate.Members(filepath.Join(host.Cgroup, spec.ID)); host.Cgroup != "" && (err != nil || !slices.Equal(in, []int{st.PID})) {
+	if in, err := isolate.Members(filepath.Join(host.Cgroup, spec.ID)); host.Cgroup != "" &&
+		(err != nil || !slices.Equal(in, []int{st.PID})) {
 		b.Errorf("cgroup holds %v, %v; want %d alone", in, err, st.PID)
 	}
 	b.kill(st.PID)
@@ -199,17 +201,17 @@ func (b *bench) TestIsolationCrashEndsCgroup() {
 
 func (b *bench) TestIsolationSupervisorDies() {
 	spec, host := b.isolated("p", escape+`: > ready; while :; do sleep 0.01; done`)
-	spec.Restart.Policy = runtime.Never // another run would join the same cgroup
+	spec.Restart.Policy = runtime.Never // because another run would use the same cgroup
 	st := b.startReady(spec)
 	b.node.killSupervisor(b.T)
-	b.kill(st.PID) // what it leaves behind is found by the cgroup, or by its environment
+	b.kill(st.PID) // the processes left behind are found by their cgroup or their environment
 	b.await("p", "exited", exited)
 	b.wantGone(b.pids("pids")...)
 	b.wantNoCgroup(filepath.Join(host.Cgroup, spec.ID))
 }
 
-// Without a cgroup what left the session of its process, and was adopted by the supervisor or by somebody else, is
-// known by its environment: it outlives neither a restart nor a stop, and no supervisor.
+// A process without a cgroup that leaves its session is recognised by its environment, and ended at a restart and a
+// stop, also by another supervisor.
 func (b *bench) TestEscapeWithoutCgroup() {
 	b.startReady(b.script("p", escape+`cat pids >> all; : > ready; sleep 0.1`))
 	b.await("p", "restarted twice", func(st runtime.Status) bool { return st.Restarts >= 2 })
@@ -229,11 +231,12 @@ func (b *bench) wantNoCgroup(dir string) {
 	}
 }
 
-// Limits hold where the host has their controllers; where it has not, the process runs without.
+// If the host has the controllers, the limits apply. If not, the process runs without limits.
 func (b *bench) TestIsolationLimits() {
 	spec, host := b.isolated("p", `: > ready; exec sleep 1000`)
 	if host.Cgroup == "" {
-		if len(host.Limits) > 0 || !slices.ContainsFunc(host.Without, func(s string) bool { return strings.HasPrefix(s, "cgroup: ") }) {
+		if len(host.Limits) > 0 ||
+			!slices.ContainsFunc(host.Without, func(s string) bool { return strings.HasPrefix(s, "cgroup: ") }) {
 			b.Errorf("without cgroups the host offers limits %v, and says %q", host.Limits, host.Without)
 		}
 		b.startReady(spec)
@@ -247,9 +250,10 @@ func (b *bench) TestIsolationLimits() {
 		{confine.Memory, "memory.oom.group", "1\n"},
 		{confine.PIDs, "pids.max", "64\n"},
 	} {
-		said := slices.ContainsFunc(host.Without, func(s string) bool { return strings.HasPrefix(s, limit.controller+" limit: ") })
+		said := slices.ContainsFunc(host.Without,
+			func(s string) bool { return strings.HasPrefix(s, limit.controller+" limit: ") })
 		has := slices.Contains(host.Limits, limit.controller)
-		b.failIf(said == has, "%s: offered %t, said to be missing %t", limit.controller, has, said)
+		b.failIf(said == has, "%s: offered %t, reported as missing %t", limit.controller, has, said)
 		got, err := os.ReadFile(filepath.Join(host.Cgroup, spec.ID, limit.file))
 		if has && string(got) != limit.want || !has && !os.IsNotExist(err) {
 			b.Errorf("%s holds %q, %v; want %q if it is offered: %t", limit.file, got, err, limit.want, has)
@@ -257,10 +261,10 @@ func (b *bench) TestIsolationLimits() {
 	}
 }
 
-// A process that the kernel kills at its memory limit is told so. Where the host has no controller for that, nothing
-// is said of memory: there the process kills itself.
+// If the kernel kills a process at its memory limit, the exit has this reason. On a host without the controller, the
+// process kills itself, and the exit does not have the reason.
 func (b *bench) TestIsolationOutOfMemory() {
-	// Its words double until it is killed; ulimit keeps a mistake of this test from the host's memory.
+	// The script's variable doubles. ulimit protects the host if the limit does not work.
 	const limit, hungry = 32 << 20, `ulimit -v 1000000; : > ready; x=0123456789abcdef; while :; do x=$x$x; done`
 	spec, host := b.isolated("p", `: > ready; kill -KILL $$`)
 	enforced := host.Cgroup != "" && slices.Contains(host.Limits, confine.Memory)
@@ -272,11 +276,11 @@ func (b *bench) TestIsolationOutOfMemory() {
 	spec.Restart.Policy = runtime.Never
 	b.start(spec)
 	st := b.await("p", "exited", exited)
-	b.failIf(st.LastExit == nil || st.LastExit.String() != want || st.LastExit.OutOfMemory != enforced, "it ended as %+v, want %q", st.LastExit, want)
+	b.failIf(st.LastExit == nil || st.LastExit.String() != want || st.LastExit.OutOfMemory != enforced,
+		"it ended as %+v, want %q", st.LastExit, want)
 }
 
-// wantLimits fails the test unless the process "p" is said to have these limits, and its cgroup holds them as far as
-// the host has the controllers.
+// wantLimits: the runtime, and the cgroup if there are controllers, have these limits of "p".
 func (b *bench) wantLimits(host isolate.Host, cpu, memory int64) {
 	b.Helper()
 	st, _ := b.status()
@@ -294,14 +298,14 @@ func (b *bench) wantLimits(host isolate.Host, cpu, memory int64) {
 	}
 }
 
-// keepsLimits fails the test unless the process "p" cannot be held to other limits while it runs.
 func (b *bench) keepsLimits(to runtime.LimitRequest, why string) {
 	b.Helper()
 	err := b.Runtime.Relimit(b.Context(), to)
-	b.failIf(!errors.Is(err, runtime.ErrKeepsLimits) || !strings.Contains(err.Error(), why), "relimit to %+v: %v, want ErrKeepsLimits because of %q", to, err, why)
+	b.failIf(!errors.Is(err, runtime.ErrKeepsLimits) || !strings.Contains(err.Error(), why),
+		"relimit to %+v: %v, want ErrKeepsLimits because of %q", to, err, why)
 }
 
-// Limits of CPU and memory change while the process runs, and outlive supervisor and process.
+// CPU and memory can change while the process runs, and outlive the supervisor and the process.
 func (b *bench) TestRelimit() {
 	spec, host := b.isolated("p", `echo $$ >> pid; : > ready; exec sleep 1000`)
 	spec.Isolation.PIDs = 64
@@ -313,7 +317,7 @@ func (b *bench) TestRelimit() {
 	spec.Isolation.CPU, spec.Isolation.Memory = 1500, 512<<20
 	st := b.startReady(spec)
 	to := runtime.LimitRequest{ID: "p", CPU: 700, Memory: 256 << 20}
-	for range 2 { // the answer to the first may have been lost
+	for range 2 { // twice, because a client repeats a request whose answer was lost
 		if err := b.Runtime.Relimit(b.Context(), to); err != nil {
 			b.Fatal(err)
 		}
@@ -328,7 +332,7 @@ func (b *bench) TestRelimit() {
 	relimited := *spec.Isolation
 	relimited.CPU, relimited.Memory = 700, 256<<20
 	again.Isolation = &relimited
-	b.start(again) // it is that one now
+	b.start(again) // the same as the present spec
 	err := b.Runtime.Start(b.Context(), spec)
 	b.failIf(!errors.Is(err, runtime.ErrExists), "start as it was: %v, want ErrExists", err)
 
@@ -338,8 +342,8 @@ func (b *bench) TestRelimit() {
 	b.wantLimits(host, 700, 256<<20)
 }
 
-// A supervisor that dies when what runs has the new limits, and the record does not, leaves them to its successor: who
-// asked has no answer, and asks again.
+// If a supervisor dies between a process's new limits and the record, the next one restores the record's. The client
+// has no answer, and asks again.
 func (b *bench) TestRelimitSupervisorDies() {
 	spec, host := b.isolated("p", `: > ready; exec sleep 1000`)
 	spec.Isolation.CPU, spec.Isolation.Memory = 1500, 512<<20
@@ -363,10 +367,11 @@ func (b *bench) TestRelimitSupervisorDies() {
 	}
 }
 
-// Memory is not lowered below what is used, and a process without a cgroup has no limits that could change.
+// Memory is not limited below its use, and a process without a cgroup keeps its limits.
 func (b *bench) TestRelimitRefused() {
 	const uses = 64 << 20
-	spec, host := b.isolated("p", fmt.Sprintf(`x=$(head -c %d /dev/zero | tr '\0' x); : > ready; while :; do sleep 1000; done`, uses))
+	spec, host := b.isolated("p",
+		fmt.Sprintf(`x=$(head -c %d /dev/zero | tr '\0' x); : > ready; while :; do sleep 1000; done`, uses))
 	st := b.startReady(spec)
 	to := runtime.LimitRequest{ID: "p", CPU: 500, Memory: 16 << 20}
 	switch {
@@ -375,14 +380,15 @@ func (b *bench) TestRelimitRefused() {
 	case slices.Contains(host.Limits, confine.Memory):
 		b.keepsLimits(to, "it uses more memory than that")
 		b.wantNoLimits(filepath.Join(host.Cgroup, "p"), host)
-	default: // nothing counts what it uses, and nothing holds it to a limit
+	default: // without the controller, memory is neither counted nor limited
 		if err := b.Runtime.Relimit(b.Context(), to); err != nil {
 			b.Error(err)
 		}
 		b.wantLimits(host, 500, 16<<20)
 	}
 	b.keepsLimits(runtime.LimitRequest{ID: "another"}, "no process")
-	if err := b.Runtime.Relimit(b.Context(), runtime.LimitRequest{ID: "p", CPU: -1}); host.Cgroup != "" && !errors.Is(err, runtime.ErrInvalid) {
+	if err := b.Runtime.Relimit(b.Context(), runtime.LimitRequest{ID: "p", CPU: -1}); host.Cgroup != "" &&
+		!errors.Is(err, runtime.ErrInvalid) {
 		b.Errorf("a negative limit: %v, want ErrInvalid", err)
 	}
 	after, _ := b.status()
@@ -395,10 +401,13 @@ func (b *bench) TestRelimitRefused() {
 	b.stop("free")
 }
 
-// wantNoLimits fails the test unless a cgroup holds its processes to nothing, as far as the host has the controllers.
+// wantNoLimits checks the controllers that the host has.
 func (b *bench) wantNoLimits(dir string, host isolate.Host) {
 	b.Helper()
-	for controller, want := range map[string][2]string{confine.CPU: {"cpu.max", "max 100000\n"}, confine.Memory: {"memory.max", "max\n"}} {
+	for controller, want := range map[string][2]string{
+		confine.CPU:    {"cpu.max", "max 100000\n"},
+		confine.Memory: {"memory.max", "max\n"},
+	} {
 		got, err := os.ReadFile(filepath.Join(dir, want[0]))
 		if slices.Contains(host.Limits, controller) && string(got) != want[1] {
 			b.Errorf("%s holds %q, %v; want %q", want[0], got, err, want[1])
@@ -406,12 +415,13 @@ func (b *bench) wantNoLimits(dir string, host isolate.Host) {
 	}
 }
 
-// A process that waits for its next start has other limits from then on.
+// If the limits change between two runs, the next run has the new limits.
 func (b *bench) TestRelimitBetweenRuns() {
 	spec, host := b.isolated("p", `[ -e go ] || exit 1; : > ready; exec sleep 1000`)
 	spec.Restart.Min, spec.Restart.Max = 20*time.Millisecond, 20*time.Millisecond
 	b.start(spec)
-	b.await("p", "in backoff", func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.LastExit != nil })
+	b.await("p", "in backoff",
+		func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.LastExit != nil })
 	if host.Cgroup == "" {
 		b.keepsLimits(runtime.LimitRequest{ID: "p", CPU: 700}, "has no cgroup")
 		return

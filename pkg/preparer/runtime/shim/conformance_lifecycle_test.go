@@ -13,9 +13,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// The tests of this file are about starting, ending, being seen and being forgotten.
-
-// idle says that it is ready and runs until it is told to end.
 const idle = `echo $$ >> pid; echo up; echo err >&2; : > ready; exec sleep 1000`
 
 func (b *bench) TestStart() {
@@ -37,7 +34,7 @@ func (b *bench) TestStart() {
 	b.wantLog("p.log", whole, "up\nerr\n")
 }
 
-// The program gets its environment and directory, descriptors 0 to 2, default signal handling, and nothing else.
+// The program gets its environment and directory, descriptors 0 to 2, and default signal handling, and nothing else.
 func (b *bench) TestEnvironment() {
 	spec := b.script("env", "")
 	spec.Command = []string{"/bin/cat", "/proc/self/environ"}
@@ -67,7 +64,8 @@ func (b *bench) TestStartIsIdempotent() {
 	}
 	st, _ := b.status()
 	if st.PID != first.PID || st.Restarts != 0 || len(b.pids("pid")) != 1 {
-		b.Errorf("pid %d, %d restarts, pids %v; want the first run, pid %d", st.PID, st.Restarts, b.pids("pid"), first.PID)
+		b.Errorf("pid %d, %d restarts, pids %v; want the first run, pid %d", st.PID, st.Restarts,
+			b.pids("pid"), first.PID)
 	}
 }
 
@@ -97,7 +95,8 @@ func (b *bench) TestExitStatusAndSignal() {
 	b.start(b.script("exits", `exit 7`))
 	st := b.await("exits", "ended", func(st runtime.Status) bool { return st.LastExit != nil })
 	b.wantEnd(st, "7")
-	b.failIf(st.LastExit.Launchable != "main" || st.LastExit.At.IsZero(), "last exit %+v, want one of main with a time", st.LastExit)
+	b.failIf(st.LastExit.Launchable != "main" || st.LastExit.At.IsZero(),
+		"last exit %+v, want one of main with a time", st.LastExit)
 	b.start(b.script("killed", `kill -USR1 $$; sleep 1000`))
 	st = b.await("killed", "ended", func(st runtime.Status) bool { return st.LastExit != nil })
 	b.wantEnd(st, "-1 SIGUSR1")
@@ -108,7 +107,8 @@ func (b *bench) TestCrashLoop() {
 	pids := b.awaitPIDs(4)
 	slices.Sort(pids)
 	b.failIf(len(slices.Compact(pids)) < 4, "pids %v, want a new one for each run", pids)
-	st := b.await("p", "waiting for a restart", func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.Restarts >= 3 })
+	st := b.await("p", "waiting for a restart",
+		func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.Restarts >= 3 })
 	b.failIf(st.PID != 0 || st.Message == "", "pid %d, message %q; want none, and a reason", st.PID, st.Message)
 }
 
@@ -123,7 +123,8 @@ func (b *bench) TestExecError() {
 		spec := b.script(id, idle)
 		change(&spec)
 		b.start(spec)
-		st := b.await(id, "tried twice", func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.Message != "" })
+		st := b.await(id, "tried twice",
+			func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.Message != "" })
 		named := []string{spec.Command[0], spec.Dir, spec.LogPath}
 		if !slices.ContainsFunc(named, func(s string) bool { return strings.Contains(st.Message, s) }) {
 			b.Errorf("%s: message %q names none of %q", id, st.Message, named)
@@ -187,7 +188,7 @@ func (b *bench) TestLogRotation() {
 	b.failIf(b.exists("p.log.3"), "more rotated logs than asked for")
 	st, _ := b.status()
 	b.failIf(st.Restarts != 0, "rotation cost %d restarts", st.Restarts)
-	// A rotation may be under way, and moves one file after the other: the last one is awaited.
+	// A rotation may be under way, so wait until all files are there.
 	b.stop("p")
 	for _, name := range []string{"p.log.1", "p.log.2"} {
 		Eventually(b, name+" holds whole lines", func() bool {

@@ -10,9 +10,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// The tests of this file are about what follows the end of a process.
-
-// policy returns the spec of a script that writes down each of its runs.
 func (b *bench) policy(id string, policy runtime.RestartPolicy, script string) runtime.Spec {
 	spec := b.script(id, `echo $$ >> pid; `+script)
 	spec.Restart.Policy = policy
@@ -21,15 +18,15 @@ func (b *bench) policy(id string, policy runtime.RestartPolicy, script string) r
 
 func exited(st runtime.Status) bool { return st.Phase == runtime.Exited }
 
-// wantExited fails the test unless the process has exited so, and is not started again while another one is.
 func (b *bench) wantExited(st runtime.Status, code, runs int) {
 	b.Helper()
 	b.wantEnd(st, strconv.Itoa(code))
-	b.failIf(st.PID != 0 || st.Restarts != runs-1, "pid %d after %d restarts; want none after %d", st.PID, st.Restarts, runs-1)
+	b.failIf(st.PID != 0 || st.Restarts != runs-1, "pid %d after %d restarts; want none after %d", st.PID,
+		st.Restarts, runs-1)
 	b.wantRuns(st.Spec.ID, runs)
 }
 
-// wantRuns fails the test unless the process has run so often, also after the runtime has been at work on something else.
+// wantRuns: the process did not run again while another was started and stopped.
 func (b *bench) wantRuns(id string, runs int) {
 	b.Helper()
 	other := b.script(fmt.Sprintf("%s-other-%d", id, runs), `exec sleep 1000`)
@@ -62,7 +59,7 @@ func (b *bench) TestRestartNever() {
 	b.wantExited(b.await("p", "exited", exited), 3, 1)
 }
 
-// The first restart comes within a second. On a busy machine one of several must.
+// The first restart comes within a second. On a busy machine, one of eight is enough.
 func (b *bench) TestRestartQuicklyAtFirst() {
 	const limit = time.Second
 	var took []time.Duration
@@ -81,7 +78,7 @@ func (b *bench) TestRestartQuicklyAtFirst() {
 	b.Errorf("first restarts came after %s, want at most %s", took, limit)
 }
 
-// Only lower bounds of pauses are sure on a busy machine.
+// The pauses are at least as long as the spec asks. On a busy machine they are longer.
 func (b *bench) TestRestartBackoffOfSpec() {
 	spec := b.script("p", `date +%s%N >> times; exit 1`)
 	spec.Restart = runtime.Restart{Min: 300 * time.Millisecond, Max: 500 * time.Millisecond}
@@ -113,7 +110,6 @@ func (b *bench) TestExitedStart() {
 	b.wantExited(st, 3, 1)
 }
 
-// A stop is what makes an exited process startable again.
 func (b *bench) TestExitedStop() {
 	spec := b.policy("p", runtime.Never, `exit 3`)
 	b.start(spec)
@@ -164,7 +160,7 @@ func (b *bench) TestExitedSupervisorDies() {
 	b.wantStopped("0")
 }
 
-// A run that ended in a way that nobody was told of was still the one run that never allows.
+// With the policy never, a process is not started again, even if the supervisor did not see its end.
 func (b *bench) TestSupervisorDiesExitOfNever() {
 	for _, id := range []string{"seen", "missed"} {
 		spec := b.policy(id, runtime.Never, `: > ready-`+id+`; exec sleep 1000`)
@@ -183,7 +179,7 @@ func (b *bench) TestSupervisorDiesExitOfNever() {
 	b.wantRuns("p", 2)
 }
 
-// For a successor that was not told how a process ended, it failed.
+// If the next supervisor did not see how a process ended, it treats the end as a failure.
 func (b *bench) TestSupervisorDiesExitOfOnFailure() {
 	spec := b.policy("p", runtime.OnFailure, `: > ready; exec sleep 1000`)
 	first := b.startReady(spec)

@@ -20,15 +20,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/shim"
 )
 
-// The tests of this file are about what runs once: programs by themselves, and commands beside a process.
-
-// runOnce runs a script and returns what it wrote.
 func (b *bench) runOnce(ctx context.Context, run runtime.Once, maxBytes int64) (string, runtime.Exit, error) {
 	b.Helper()
 	return b.output(maxBytes, func(s runtime.Streams) (runtime.Exit, error) { return b.Runtime.RunOnce(ctx, run, s) })
 }
 
-// exec runs a script beside the process "p" and returns what it wrote.
 func (b *bench) exec(ctx context.Context, script string) (string, runtime.Exit, error) {
 	b.Helper()
 	return b.output(1<<20, func(s runtime.Streams) (runtime.Exit, error) {
@@ -52,14 +48,18 @@ func (b *bench) output(maxBytes int64, run func(runtime.Streams) (runtime.Exit, 
 }
 
 func (b *bench) once(script string) runtime.Once {
-	return runtime.Once{Name: "once", Command: []string{"/bin/sh", "-c", script}, Env: []string{"PATH=/usr/bin:/bin", "WHO=me"}, Dir: b.dir}
+	return runtime.Once{
+		Name: "once", Command: []string{"/bin/sh", "-c", script},
+		Env: []string{"PATH=/usr/bin:/bin", "WHO=me"}, Dir: b.dir,
+	}
 }
 
 func (b *bench) TestRunOnce() {
 	for script, want := range map[string]runtime.Exit{
 		"exit 0": {}, "exit 7": {Code: 7}, "kill -SEGV $$": {Code: -1, Signal: "SIGSEGV"},
 	} {
-		if _, got, err := b.runOnce(b.Context(), b.once(script), 100); err != nil || got != want || got.OK() != (script == "exit 0") {
+		if _, got, err := b.runOnce(b.Context(), b.once(script), 100); err != nil || got != want ||
+			got.OK() != (script == "exit 0") {
 			b.Errorf("%s: %+v, %v; want %+v", script, got, err, want)
 		}
 	}
@@ -88,7 +88,7 @@ func (b *bench) TestRunOnceRefused() {
 	}
 }
 
-// What is left of a program is killed at its end, and all of it at that of the context.
+// All other processes are killed when the program or the context ends.
 func (b *bench) TestRunOnceLeavesNothing() {
 	_, exit, err := b.runOnce(b.Context(), b.once(escape), 100)
 	b.failIf(err != nil || !exit.OK(), "%s, %v", exit, err)
@@ -104,9 +104,10 @@ func (b *bench) TestRunOnceLeavesNothing() {
 	b.wantGone(b.pids("pids")...)
 }
 
-// A program that runs once ends with whoever has asked for it, by kill -9 too.
+// Even after kill -9 of the caller, a program that runs once ends.
 func (b *bench) TestRunOnceCallerDies() {
-	run, err := json.Marshal(b.once(`trap "" TERM INT HUP;` + escape + `echo $$ >> pids; : > ready; while :; do sleep 0.01; done`))
+	run, err := json.Marshal(
+		b.once(`trap "" TERM INT HUP;` + escape + `echo $$ >> pids; : > ready; while :; do sleep 0.01; done`))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -123,7 +124,7 @@ func (b *bench) TestRunOnceCallerDies() {
 	Eventually(b, "nothing of it runs", func() bool { return !slices.ContainsFunc(pids, Alive) })
 }
 
-// Programs that run once have users and limits as processes do.
+// Programs that run once have users and limits like supervised processes.
 func (b *bench) TestRunOnceIsolation() {
 	spec, host := b.isolated("p", "")
 	b.open()
@@ -135,7 +136,8 @@ func (b *bench) TestRunOnceIsolation() {
 		b.failIf(!errors.Is(err, runtime.ErrNotStarted), "%q, %v, want a refusal", text, err)
 		return
 	}
-	b.failIf(err != nil || !exit.OK() || !strings.HasPrefix(text, fmt.Sprintln(someUID)), "%q, %s, %v; want user %d", text, exit, err, someUID)
+	b.failIf(err != nil || !exit.OK() || !strings.HasPrefix(text, fmt.Sprintln(someUID)), "%q, %s, %v; want user %d",
+		text, exit, err, someUID)
 	if host.Cgroup != "" {
 		own := "/" + filepath.Base(host.Cgroup) + "/hooks/once\n"
 		b.failIf(!strings.HasSuffix(text, own), "it is in the cgroup %q, want one that ends with %q", text, own)
@@ -143,7 +145,7 @@ func (b *bench) TestRunOnceIsolation() {
 	}
 }
 
-// A command sees what the process sees that it runs beside.
+// A command has the environment, directory and isolation of its process.
 func (b *bench) TestExec() {
 	spec, host := b.isolated("p", `: > ready; exec sleep 1000`)
 	spec.Env = append(spec.Env, "WHO=p")
@@ -159,11 +161,13 @@ func (b *bench) TestExec() {
 	if host.Cgroup != "" {
 		text, _, err := b.exec(b.Context(), `echo $$; cat `+filepath.Join(host.Cgroup, "p", "cgroup.procs"))
 		pids := strings.Fields(text)
-		b.failIf(err != nil || len(pids) < 3 || !slices.Contains(pids[1:], pids[0]), "in the process's cgroup are %q, %v", text, err)
+		b.failIf(err != nil || len(pids) < 3 || !slices.Contains(pids[1:], pids[0]),
+			"in the process's cgroup are %q, %v", text, err)
 		in, err := isolate.Members(filepath.Join(host.Cgroup, "p"))
-		b.failIf(err != nil || !slices.Equal(in, []int{st.PID}), "after the command are %v, %v; want %d alone", in, err, st.PID)
+		b.failIf(err != nil || !slices.Equal(in, []int{st.PID}),
+			"after the command are %v, %v; want %d alone", in, err, st.PID)
 	}
-	// Whoever has not been told of the process yet asks.
+	// A client without a snapshot of the process asks the supervisor.
 	b.Runtime = b.node.dial(b.T)
 	text, _, err = b.exec(b.Context(), "echo $WHO")
 	b.failIf(err != nil || text != "p\n", "beside a process that was not seen yet: %q, %v", text, err)
@@ -171,7 +175,7 @@ func (b *bench) TestExec() {
 	b.failIf(after.PID != st.PID || after.Restarts > 0, "the process was %+v and is %+v", st, after)
 }
 
-// Its streams are the command's own, unless they are bounded.
+// Without MaxBytes, a command has the caller's streams.
 func (b *bench) TestExecStreams() {
 	b.startReady(b.script("p", idle))
 	in, inEnd, err := os.Pipe()
@@ -179,7 +183,7 @@ func (b *bench) TestExecStreams() {
 		b.Fatal(err)
 	}
 	go func() {
-		_, _ = io.WriteString(inEnd, strings.Repeat("x", 1<<20)) // what is lost is missed below
+		_, _ = io.WriteString(inEnd, strings.Repeat("x", 1<<20)) // lost bytes are noticed below
 		inEnd.Close()
 	}()
 	defer in.Close()
@@ -190,12 +194,13 @@ func (b *bench) TestExecStreams() {
 		}
 		defer (*file).Close()
 	}
-	exit, err := b.Runtime.Exec(b.Context(), "p", []string{"/bin/sh", "-c", "cat; echo trouble >&2"}, runtime.Streams{Input: in, Output: out, Errors: errs})
+	exit, err := b.Runtime.Exec(b.Context(), "p", []string{"/bin/sh", "-c", "cat; echo trouble >&2"},
+		runtime.Streams{Input: in, Output: out, Errors: errs})
 	b.failIf(err != nil || !exit.OK(), "%s, %v", exit, err)
-	b.failIf(len(b.read("out")) != 1<<20 || b.read("errs") != "trouble\n", "%d bytes of stdout, stderr %q", len(b.read("out")), b.read("errs"))
+	b.failIf(len(b.read("out")) != 1<<20 || b.read("errs") != "trouble\n", "%d bytes of stdout, stderr %q",
+		len(b.read("out")), b.read("errs"))
 }
 
-// There is nothing to run a command beside, before a start and after a stop.
 func (b *bench) TestExecRefused() {
 	refused := func(when string) {
 		b.Helper()
@@ -205,7 +210,8 @@ func (b *bench) TestExecRefused() {
 	refused("of an unknown process")
 	spec := b.script("p", idle)
 	b.startReady(spec)
-	if _, err := b.Runtime.Exec(b.Context(), "p", []string{"/no/such/program"}, runtime.Streams{}); !errors.Is(err, runtime.ErrNotStarted) {
+	if _, err := b.Runtime.Exec(b.Context(), "p", []string{"/no/such/program"}, runtime.Streams{}); !errors.Is(err,
+		runtime.ErrNotStarted) {
 		b.Errorf("no program: %v", err)
 	}
 	b.stop("p")
@@ -222,12 +228,13 @@ func (b *bench) TestExecRefused() {
 	refused("of a process that was removed")
 }
 
-// A stop is confirmed when nothing is left of the commands beside the process either.
+// A stop is confirmed only when no command beside the process is left.
 func (b *bench) TestStopEndsCommands() {
 	b.startReady(b.script("p", idle))
 	ended := make(chan error, 1)
 	go func() {
-		_, _, err := b.exec(context.WithoutCancel(b.Context()), `trap "" TERM INT HUP;`+escape+`echo $$ >> pids; : > begun; while :; do sleep 0.01; done`)
+		_, _, err := b.exec(context.WithoutCancel(b.Context()),
+			`trap "" TERM INT HUP;`+escape+`echo $$ >> pids; : > begun; while :; do sleep 0.01; done`)
 		ended <- err
 	}()
 	Eventually(b, "the command has begun", func() bool { return b.exists("begun") })
@@ -241,11 +248,12 @@ func (b *bench) TestStopEndsCommands() {
 	}
 }
 
-// What a guard that was killed has left of a program ends when the next preparer starts, where there are cgroups.
+// If a guard was killed and a process of its program is left, the process ends when the next preparer starts. This
+// needs cgroups.
 func (b *bench) TestBoundEndsWhatIsLeft() {
 	_, host := b.isolated("p", "")
 	if host.Cgroup == "" {
-		return // then only guards end it
+		return // without cgroups, only guards end such processes
 	}
 	left := filepath.Join(host.Cgroup, "hooks", "rc1.web.3.after_stop")
 	orphan := exec.CommandContext(b.Context(), "/bin/sleep", "1000")

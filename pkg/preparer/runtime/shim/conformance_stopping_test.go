@@ -12,15 +12,13 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 )
 
-// The tests of this file are about being asked to end.
-
 func (b *bench) TestStopWithinGrace() {
 	st := b.startReady(b.script("p", `trap 'echo bye; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
 	b.stop("p")
 	b.wantGone(st.PID)
 	b.wantLog("p.log", strings.HasSuffix, "bye\n")
 	b.wantStopped("0")
-	b.stop("p") // again: nothing to do
+	b.stop("p") // a second stop does nothing
 }
 
 func (b *bench) TestStopKillsAfterGrace() {
@@ -36,19 +34,20 @@ func (b *bench) TestStopKillsAfterGrace() {
 	b.wantStopped("-1 SIGKILL")
 }
 
-// leaderGrace is spent whole where somebody ignores the stop. A leader that does not needs some of it on a busy machine.
+// leaderGrace lets a leader end on a busy machine, and can be waited for if another process ignores the signal.
 const leaderGrace = 4 * time.Second
 
 func (b *bench) TestStopSignal() {
-	spec := b.script("p", `trap 'echo term; exit 1' TERM; trap 'echo int; exit 0' INT; : > ready; while :; do sleep 0.01; done`)
+	spec := b.script("p",
+		`trap 'echo term; exit 1' TERM; trap 'echo int; exit 0' INT; : > ready; while :; do sleep 0.01; done`)
 	spec.StopSignal = "SIGINT"
 	b.startReady(spec)
-	b.node.killSupervisor(b.T) // a successor knows it too
+	b.node.killSupervisor(b.T) // the next supervisor knows the signal too
 	b.stop("p")
-	b.wantLog("p.log", whole, "int\n") // the answer to SIGINT alone
+	b.wantLog("p.log", whole, "int\n") // only SIGINT was sent
 }
 
-// Grandchildren in the group of the leader, and one in a group of its own, which job control makes.
+// Two grandchildren in the leader's group, and one in its own, which job control makes.
 const family = `
 sh -c 'trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done' &
 sh -c 'echo $$ >> pids; exec sleep 1000' &
@@ -63,10 +62,10 @@ func (b *bench) TestStopEndsGrandchildren() {
 	st := b.startReady(spec)
 	b.stop("p")
 	b.wantGone(append(b.pids("pids"), st.PID)...)
-	b.wantStopped("0") // the leader's own
+	b.wantStopped("0") // the exit of the leader
 }
 
-// A leader that ends at once does not take the grace away from those that still work.
+// After a leader's quick end, the others have the whole grace.
 func (b *bench) TestStopGivesLeftoversTheGrace() {
 	b.startReady(b.script("p", `
 sh -c 'trap "sleep 0.3; echo drained > drained; exit 0" TERM; : > ready; while :; do sleep 0.01; done' &
@@ -77,14 +76,14 @@ while :; do sleep 0.01; done`))
 }
 
 func (b *bench) TestStopDuringBackoff() {
-	const delay = 3 * time.Second // a stop on a busy machine is done before it ends
+	const delay = 3 * time.Second // so long that the stop ends earlier, even on a busy machine
 	spec := b.script("p", `echo $$ >> pid; exit 1`)
 	spec.Restart = runtime.Restart{Min: delay, Max: delay}
 	b.start(spec)
 	b.await("p", "waiting for its next start", func(st runtime.Status) bool { return st.Phase == runtime.Backoff })
 	b.stop("p")
 	b.wantStopped("1")
-	// When another process has waited as long, the first one would have been started again.
+	// By the time another process has waited as long, the first would have started again.
 	other := b.script("other", `[ -e first ] && : > ready && exec sleep 1000; : > first; exit 1`)
 	other.Restart = spec.Restart
 	b.startReady(other)
@@ -108,8 +107,8 @@ func (b *bench) TestCrashEndsGrandchildren() {
 	b.wantGone(b.pids("pids")...)
 }
 
-// A pod may stop its own process, or a command beside it, between the change of user and the program. Its stop is
-// confirmed all the same, and neither is left.
+// A pod can stop its process's or command's stub, after the change of the user. Its stop is confirmed, and both are
+// gone.
 func (b *bench) TestStopBeforeItIsTheProgram() {
 	b.startReady(b.script("p", idle))
 	program := exectest.Program(b)
@@ -135,7 +134,7 @@ func (b *bench) TestStopBeforeItIsTheProgram() {
 	began := time.Now()
 	b.stop("held")
 	b.wantGone(pid)
-	if took := time.Since(began); took >= stub.Timeout { // not only because it had its time
+	if took := time.Since(began); took >= stub.Timeout { // it must not wait until the stub's time is over
 		b.Errorf("stopped after %s", took)
 	}
 }

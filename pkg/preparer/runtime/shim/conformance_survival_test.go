@@ -8,8 +8,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// The tests of this file are about clients and supervisors that die.
-
 func (b *bench) TestSecondClient() {
 	first := b.startReady(b.script("p", idle))
 	b.Runtime = b.node.dial(b.T)
@@ -42,12 +40,13 @@ func (b *bench) TestSupervisorDies() {
 	if !Alive(first.PID) {
 		b.Fatal("the process died with its supervisor")
 	}
-	// The cursor comes from the dead supervisor: its successor must answer, not wait for a change.
+	// With the dead supervisor's cursor, the next one must answer at once.
 	list, _, err := b.Runtime.Watch(b.Context(), cursor)
 	if err != nil || len(list) != 1 {
 		b.Fatalf("watch with an old cursor: %v, %v", list, err)
 	}
-	if st := list[0]; st.PID != first.PID || st.Phase != runtime.Running || st.Restarts != 0 || !st.StartedAt.Equal(first.StartedAt) {
+	if st := list[0]; st.PID != first.PID || st.Phase != runtime.Running || st.Restarts != 0 ||
+		!st.StartedAt.Equal(first.StartedAt) {
 		b.Errorf("taken over as %+v, want the run of pid %d", st, first.PID)
 	}
 	b.start(spec)
@@ -97,7 +96,7 @@ func (b *bench) awaitRestart(id string, was int) {
 	b.failIf(st.Restarts != 1, "%d restarts, want 1", st.Restarts)
 }
 
-// A stop that was asked for is carried out, also when whoever asked and whoever was asked are both gone.
+// A stop is carried out even if the supervisor dies during the stop and another client asks.
 func (b *bench) TestSupervisorDiesDuringStop() {
 	spec := b.script("p", `trap ': > asked' TERM; : > ready; while :; do sleep 0.01; done`)
 	spec.StopGrace = time.Second

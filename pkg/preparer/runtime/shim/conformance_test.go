@@ -17,11 +17,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// Timeout bounds how long the suite waits for anything; it is generous because builds share the machine.
+// Timeout is long because the machine may be busy.
 const Timeout = 60 * time.Second
 
-// TestConformance is what the seam of package runtime promises, one method of bench called Test for each promise. It works with real
-// processes: small shell scripts that write down what they see.
+// TestConformance tests the promises of package runtime's interface, with real processes: scripts that write what they
+// see to files. Each method of bench that begins with Test is one test.
 func TestConformance(t *testing.T) {
 	for test := range reflect.TypeFor[*bench]().Methods() {
 		name, isTest := strings.CutPrefix(test.Name, "Test")
@@ -30,14 +30,14 @@ func TestConformance(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir() // made first, so that it is removed last, when nothing writes there any more
+			dir := t.TempDir() // made first, so that it is removed last, when no process writes there
 			n := newNode(t)
 			test.Func.Call([]reflect.Value{reflect.ValueOf(&bench{T: t, Runtime: n.Client, node: n, dir: dir})})
 		})
 	}
 }
 
-// Eventually calls the condition until it holds, and fails the test when that takes too long.
+// Eventually calls condition until it returns true, for at most Timeout.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(Timeout); !condition(); <-time.After(5 * time.Millisecond) {
@@ -47,7 +47,7 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// Alive reports whether a process runs; a zombie does not.
+// Alive reports whether a process runs, and is no zombie.
 func Alive(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -57,7 +57,6 @@ func Alive(pid int) bool {
 	return rest != "" && rest[0] != 'Z' && rest[0] != 'X'
 }
 
-// bench is a runtime with nothing in it, the supervisor behind it, and a directory that scripts write into.
 type bench struct {
 	*testing.T
 	Runtime runtime.Runtime
@@ -65,7 +64,6 @@ type bench struct {
 	dir     string
 }
 
-// failIf fails the test, which goes on, if something is not as it should be.
 func (b *bench) failIf(wrong bool, format string, args ...any) {
 	b.Helper()
 	if wrong {
@@ -73,7 +71,7 @@ func (b *bench) failIf(wrong bool, format string, args ...any) {
 	}
 }
 
-// wantEnd fails the test unless a process ended so last: with that exit status, and with that signal or "unknown" behind -1.
+// wantEnd compares the last exit: an exit status, or -1 and then a signal or "unknown".
 func (b *bench) wantEnd(st runtime.Status, want string) {
 	b.Helper()
 	got := "no end"
@@ -86,15 +84,14 @@ func (b *bench) wantEnd(st runtime.Status, want string) {
 	b.failIf(got != want, "%s ended last with %s, want %s", st.Spec.ID, got, want)
 }
 
-// wantStopped fails the test unless the process "p" is stopped, and ended so last.
 func (b *bench) wantStopped(end string) {
 	b.Helper()
 	st, _ := b.status()
-	b.failIf(st.Phase != runtime.Stopped || st.PID != 0, "it is %s with pid %d, want stopped with none", st.Phase, st.PID)
+	b.failIf(st.Phase != runtime.Stopped || st.PID != 0,
+		"it is %s with pid %d, want stopped with none", st.Phase, st.PID)
 	b.wantEnd(st, end)
 }
 
-// wantLog fails the test unless what is in a log matches.
 func (b *bench) wantLog(name string, match func(log, want string) bool, want string) {
 	b.Helper()
 	log := b.read(name)
@@ -103,7 +100,7 @@ func (b *bench) wantLog(name string, match func(log, want string) bool, want str
 
 func whole(log, want string) bool { return log == want }
 
-// wantOther fails the test unless the specification is refused, as another one of its id is there.
+// wantOther: another specification with the same id is refused.
 func (b *bench) wantOther(spec runtime.Spec) {
 	b.Helper()
 	spec.Revision++
@@ -111,7 +108,7 @@ func (b *bench) wantOther(spec runtime.Spec) {
 	b.failIf(!errors.Is(err, runtime.ErrExists), "another spec: %v, want ErrExists", err)
 }
 
-// removeTwice removes the process "p", and once more what is not there.
+// removeTwice removes "p", which is then unknown.
 func (b *bench) removeTwice() {
 	b.Helper()
 	for range 2 {
@@ -122,10 +119,9 @@ func (b *bench) removeTwice() {
 	b.failIf(ok, "a removed process is still listed: %+v", st)
 }
 
-// path returns a file in the test's directory, which scripts see as their working directory.
+// The test's directory is the working directory of scripts.
 func (b *bench) path(name string) string { return filepath.Join(b.dir, name) }
 
-// script returns the spec of a shell script.
 func (b *bench) script(id, script string) runtime.Spec {
 	return runtime.Spec{Process: runtime.Process{
 		ID: id, Pod: pod.Identity{RCID: "rc1", Role: "web", Index: 3}, Revision: 7, Name: "main",
@@ -149,7 +145,7 @@ func (b *bench) stop(id string) {
 	}
 }
 
-// startReady starts a script and waits until it has made a file named ready, and is reported as running.
+// startReady waits for the file ready, and the phase running.
 func (b *bench) startReady(spec runtime.Spec) runtime.Status {
 	b.Helper()
 	b.start(spec)
@@ -157,7 +153,6 @@ func (b *bench) startReady(spec runtime.Spec) runtime.Status {
 	return b.await(spec.ID, "running", func(st runtime.Status) bool { return st.Phase == runtime.Running })
 }
 
-// await watches until the process's state is as wanted.
 func (b *bench) await(id, what string, ok func(runtime.Status) bool) runtime.Status {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), Timeout)
@@ -182,7 +177,7 @@ func (b *bench) await(id, what string, ok func(runtime.Status) bool) runtime.Sta
 	}
 }
 
-// status returns the state of process "p" now; false when the runtime does not know it.
+// status returns false if the runtime does not know "p".
 func (b *bench) status() (runtime.Status, bool) {
 	b.Helper()
 	list, _, err := b.Runtime.Watch(b.Context(), 0)
@@ -211,7 +206,6 @@ func (b *bench) read(name string) string {
 	return string(data)
 }
 
-// pids reads a file that scripts appended their pids to, one per line.
 func (b *bench) pids(name string) []int {
 	b.Helper()
 	var pids []int
@@ -225,7 +219,7 @@ func (b *bench) pids(name string) []int {
 	return pids
 }
 
-// awaitPIDs waits until scripts have written so many pids into the file "pid", one for each run.
+// awaitPIDs waits for so many pids in the file "pid", one for each run.
 func (b *bench) awaitPIDs(n int) []int {
 	b.Helper()
 	Eventually(b, fmt.Sprintf("%d pids", n), func() bool { return strings.Count(b.read("pid"), "\n") >= n })

@@ -15,18 +15,15 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/proc"
 )
 
-// The tests of this file are about processes that stop unless somebody renews a note.
-
-// dogTimeout is long enough that a busy machine starts a process within it.
+// Even a busy machine starts a process within dogTimeout.
 const dogTimeout = 3 * time.Second
 
-// late is how much later than that a process may be told to stop on a busy machine.
+// On a busy machine a process may stop late.
 const late = 20 * time.Second
 
-// longAgo is when a note was written that is not enough any more.
 const longAgo = 2 * dogTimeout
 
-// renew writes the note, as of so long ago. A machine that was started since then is waited for until it is that old.
+// renew dates the note back. The machine must be up for that long.
 func (b *bench) renew(ago time.Duration) (at proc.Moment) {
 	b.Helper()
 	Eventually(b, fmt.Sprintf("the machine is up for %s", ago), func() bool { at = b.now(); return at.Up > ago })
@@ -46,7 +43,6 @@ func (b *bench) now() proc.Moment {
 	return now
 }
 
-// watched returns the spec with a watchdog, whose note is written.
 func (b *bench) watched(spec runtime.Spec) runtime.Spec {
 	b.Helper()
 	b.renew(0)
@@ -54,8 +50,7 @@ func (b *bench) watched(spec runtime.Spec) runtime.Spec {
 	return spec
 }
 
-// wantExpired waits until the process has stopped by itself, and fails the test unless that was so long after the note, give or take what
-// a busy machine needs.
+// wantExpired waits until "p" has stopped by itself, dogTimeout to dogTimeout+late after the note's time.
 func (b *bench) wantExpired(note proc.Moment) {
 	b.Helper()
 	st := b.await("p", "stopped by itself", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
@@ -65,12 +60,12 @@ func (b *bench) wantExpired(note proc.Moment) {
 	b.failIf(st.PID != 0, "stopped with pid %d", st.PID)
 }
 
-// wantDown fails the test if the process is started by anything but Start, which starts it.
+// wantDown: two more supervisors do not start the process, but Start does.
 func (b *bench) wantDown(spec runtime.Spec) {
 	b.Helper()
 	runs := len(b.pids("pid"))
 	b.renew(0)
-	for range 2 { // for the second supervisor too
+	for range 2 { // the second supervisor must do the same
 		b.await("p", "still stopped", func(st runtime.Status) bool { return st.Phase == runtime.Stopped })
 		b.node.killSupervisor(b.T)
 	}
@@ -81,7 +76,7 @@ func (b *bench) wantDown(spec runtime.Spec) {
 	b.awaitPIDs(runs + 1)
 }
 
-// What nobody renews ends, with all that it has started, and whatever it does about signals; others run on.
+// Without renewed notes, only this process and all that it has started end, even if they ignore signals.
 func (b *bench) TestWatchdogStops() {
 	other := b.script("other", `echo $$ >> other; exec sleep 1000`)
 	b.start(other)
@@ -100,7 +95,7 @@ func (b *bench) TestWatchdogStops() {
 	b.failIf(len(b.pids("other")) != 1 || !Alive(b.pids("other")[0]), "a process without a watchdog was touched")
 }
 
-// In a cgroup nothing escapes, wherever it went.
+// With a cgroup, descendants in any session end too.
 func (b *bench) TestWatchdogStopsWhatEscaped() {
 	spec, host := b.isolated("p", `
 setsid sh -c 'trap "" TERM; echo $$ >> escaped; while :; do sleep 0.01; done' &
@@ -112,7 +107,7 @@ echo $$ >> pid; : > ready; exec sleep 1000`)
 	b.startReady(spec)
 	b.wantExpired(note)
 	escaped := b.pids("escaped")
-	if host.Cgroup == "" { // nobody can find it
+	if host.Cgroup == "" { // without a cgroup, the watchdog may not find it
 		for _, pid := range escaped {
 			b.kill(pid)
 		}
@@ -127,24 +122,29 @@ func (b *bench) TestWatchdogRenewed() {
 	began := b.now()
 	Eventually(b, "twice the timeout has passed", func() bool { return b.renew(0).Since(began) > 2*dogTimeout })
 	st, _ := b.status()
-	b.failIf(st.PID != first.PID || st.Phase != runtime.Running, "it is %s with pid %d, want it to run on as %d", st.Phase, st.PID, first.PID)
-	b.node.killSupervisor(b.T) // a successor reads the note too
+	b.failIf(st.PID != first.PID || st.Phase != runtime.Running, "it is %s with pid %d, want it to run on as %d",
+		st.Phase, st.PID, first.PID)
+	b.node.killSupervisor(b.T) // the next supervisor reads the note too
 	note := b.renew(0)
 	st = b.await("p", "taken over", func(st runtime.Status) bool { return st.Phase == runtime.Running })
 	b.failIf(st.PID != first.PID, "it runs as %d, want %d", st.PID, first.PID)
 	b.wantExpired(note)
 }
 
-// A note that says nothing is one that nobody has renewed: what was known before counts.
+// After an invalid note, the latest valid time applies.
 func (b *bench) TestWatchdogWithoutNote() {
 	future, elsewhere := b.now(), b.now()
 	future.Up += time.Hour
 	elsewhere.Boot = "another"
 	for name, spoil := range map[string]func(path string) error{
-		"missing":                              os.Remove,
-		"empty":                                func(path string) error { return os.Truncate(path, 0) },
-		"garbage":                              func(path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
-		"nothing":                              func(path string) error { return os.WriteFile(path, []byte("null"), 0o600) },
+		"missing": os.Remove,
+		"empty":   func(path string) error { return os.Truncate(path, 0) },
+		"garbage": func(path string) error {
+			return os.WriteFile(path, []byte("{"), 0o600)
+		},
+		"nothing": func(path string) error {
+			return os.WriteFile(path, []byte("null"), 0o600)
+		},
 		"half written":                         func(path string) error { return os.Truncate(path, 20) },
 		"of the future, as the clock never is": func(path string) error { return proc.WriteNote(path, future) },
 		"of another start of the machine":      func(path string) error { return proc.WriteNote(path, elsewhere) },
@@ -154,7 +154,7 @@ func (b *bench) TestWatchdogWithoutNote() {
 			}
 			return os.Mkdir(path, 0o700)
 		},
-		"on a disk that hangs": func(path string) error { // whoever opens it waits for a writer
+		"on a disk that hangs": func(path string) error { // an open of this pipe waits for a writer
 			if err := os.Remove(path); err != nil {
 				return err
 			}
@@ -181,7 +181,7 @@ func (b *bench) TestWatchdogWithoutNote() {
 	}
 }
 
-// Where there never was a note, the time counts from the start.
+// Without any note, time counts from the process's start.
 func (b *bench) TestWatchdogWithoutAnyNote() {
 	spec := b.watched(b.script("p", idle))
 	if err := os.Remove(b.path("note")); err != nil {
@@ -192,7 +192,7 @@ func (b *bench) TestWatchdogWithoutAnyNote() {
 	b.wantExpired(before)
 }
 
-// The silence goes on while nobody supervises: a successor does not count anew.
+// The time runs on without a supervisor, and the next one does not begin again.
 func (b *bench) TestWatchdogOfAnEarlierSupervisor() {
 	spec := b.watched(b.script("p", idle))
 	st := b.startReady(spec)
@@ -204,13 +204,14 @@ func (b *bench) TestWatchdogOfAnEarlierSupervisor() {
 	b.wantDown(spec)
 }
 
-// What crashes is started again within the time, and not after it. A successor starts nothing.
+// A crashed process is started again as long as the note is valid. After that, the next supervisor does not start it
+// either.
 func (b *bench) TestWatchdogInACrashLoop() {
 	spec := b.watched(b.script("p", `echo $$ >> pid; exit 1`))
 	note := b.renew(0)
 	b.start(spec)
 	Eventually(b, "three runs", func() bool {
-		note = b.renew(0) // a busy machine does not come so far in the time of one note
+		note = b.renew(0) // on a busy machine, three runs take longer than the time of one note
 		return strings.Count(b.read("pid"), "\n") >= 3
 	})
 	b.wantExpired(note)
@@ -228,9 +229,11 @@ func (b *bench) TestWatchdogInACrashLoop() {
 	b.wantDown(spec)
 }
 
-// Stop and Start while it stops by itself mean what they always do.
+// While a process stops by itself, Stop and Start work as usual.
 func (b *bench) TestWatchdogAndRequests() {
-	spec := b.watched(b.script("p", `echo $$ >> pid; trap 'while ! [ -e go ]; do sleep 0.01; done; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
+	spec := b.watched(
+		b.script("p",
+			`echo $$ >> pid; trap 'while ! [ -e go ]; do sleep 0.01; done; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
 	spec.StopGrace = Timeout
 	first := b.startReady(spec)
 	b.renew(longAgo)
@@ -269,26 +272,26 @@ func (b *bench) TestWatchdogInvalid() {
 	b.wantOther(spec)
 }
 
-// A disk without any room keeps nothing running.
+// On a full disk, an expired process still stops.
 func TestWatchdogOnAFullDisk(t *testing.T) {
 	disktest.Run(t, 4<<20, func(t *testing.T, disk string) {
 		t.Setenv("TMPDIR", disk)
 		n := newNode(t)
 		b := &bench{T: t, Runtime: n.Client, node: n, dir: n.Dir}
 		spec := b.watched(b.script("p", idle))
-		spec.Watchdog.Timeout = late // the disk is full by then
+		spec.Watchdog.Timeout = late // so long that the disk is full before
 		st := b.startReady(spec)
 		spare := b.path("state/p.json" + durable.SpareSuffix)
-		if err := os.Truncate(spare, 0); err != nil { // as if its record had no room
+		if err := os.Truncate(spare, 0); err != nil { // removes the space that was reserved for the record
 			t.Fatal(err)
 		}
 		filler := disktest.Fill(t, disk)
-		b.renew(late + time.Second) // in place: that needs no room
+		b.renew(late + time.Second) // written in place, which needs no space
 		n.killSupervisor(t)
 		ended := func(st runtime.Status) bool { return st.Phase == runtime.Stopping && st.PID == 0 }
 		b.await("p", "ended", ended)
 		b.wantGone(st.PID)
-		n.killSupervisor(t) // nothing of that is on the disk
+		n.killSupervisor(t) // the disk does not have the stop
 		b.renew(0)
 		b.await("p", "not started", ended)
 		b.failIf(os.Remove(filler) != nil, "no room was made")
@@ -297,8 +300,8 @@ func TestWatchdogOnAFullDisk(t *testing.T) {
 	})
 }
 
-// A supervisor that stood still stops what is due when it goes on.
-func TestWatchdogOfASupervisorThatStoodStill(t *testing.T) {
+// A supervisor that was suspended stops expired processes when it continues.
+func TestWatchdogOfASuspendedSupervisor(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	b := &bench{T: t, Runtime: n.Client, node: n, dir: n.Dir}

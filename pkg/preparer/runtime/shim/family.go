@@ -16,11 +16,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// orphanGap is the shortest time between two searches for orphans to reap. A zombie costs a pid and nothing else.
 const orphanGap = 500 * time.Millisecond
 
-// family knows which children the supervisor started itself. Those are reaped by their run loops, at the right moment;
-// the orphans that a child subreaper inherits are reaped here. Nobody waits for "any child".
+// family has the pids of the children that the supervisor started itself. The run loops of these children reap them.
+// All other children are orphans, which the supervisor inherits as a child subreaper, and reap reaps them. No code
+// waits for "any child".
 type family struct {
 	mu  sync.Mutex
 	own map[int]struct{} // pids that are started and not reaped yet
@@ -28,7 +28,7 @@ type family struct {
 
 // fork starts a stub with the given files as its descriptors from 0 on.
 func (f *family) fork(stdio [3]*os.File) (*child, *stub.Started, error) {
-	// Held across the fork, so that the reaper cannot see the child before it is known.
+	// mu is held during the fork, so that reap cannot see the child before own has its pid.
 	f.mu.Lock()
 	s, err := stub.Start(stdio, 0)
 	if err == nil {
@@ -40,7 +40,7 @@ func (f *family) fork(stdio [3]*os.File) (*child, *stub.Started, error) {
 	}
 	c, err := f.identify(s.PID, s.PIDFD)
 	if err != nil {
-		s.Close() // nothing is recorded and nothing was sent, so it ends by itself; the reaper takes it
+		s.Close() // the stub gets no order, so it exits by itself, and reap reaps it
 		f.forget(s.PID)
 	}
 	return c, s, err
@@ -50,23 +50,22 @@ func (f *family) identify(pid, pidfd int) (*child, error) {
 	if pidfd < 0 {
 		return nil, errors.New("start a stub: this kernel has no pidfd; needs Linux 5.4")
 	}
-	st, err := proc.ReadStat(pid) // there is one, at least a zombie's: only we reap it
+	st, err := proc.ReadStat(pid) // the process exists, at least as a zombie, because only the supervisor reaps it
 	if err != nil {
 		_ = unix.Close(pidfd)
 		return nil, err
 	}
-	p, err := proc.New(pid, st.Start, true, pidfd)
+	p, err := proc.NewOwn(pid, st.Start, pidfd)
 	return &child{Process: p}, err
 }
 
-// forget tells the family that the pid was reaped, or that nobody else will do it.
+// forget removes a pid that was reaped, or that no run loop will reap.
 func (f *family) forget(pid int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.own, pid)
 }
 
-// reapOrphans runs until the context ends.
 func (f *family) reapOrphans(ctx context.Context, sc *proc.Scanner, log func(error)) {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, unix.SIGCHLD)
@@ -83,7 +82,7 @@ func (f *family) reapOrphans(ctx context.Context, sc *proc.Scanner, log func(err
 	}
 }
 
-// reap waits for each zombie child that was not started here. Such a pid is not used again before that.
+// reap reaps each zombie child that this supervisor did not start.
 func (f *family) reap(sc *proc.Scanner) error {
 	table, err := sc.Scan()
 	if err != nil {
@@ -96,7 +95,8 @@ func (f *family) reap(sc *proc.Scanner) error {
 		if _, mine := f.own[st.PID]; mine || st.PPID != self || !st.Dead() {
 			continue
 		}
-		if _, err := unix.Wait4(st.PID, nil, unix.WNOHANG, nil); err != nil && !errors.Is(err, unix.ECHILD) && !errors.Is(err, unix.EINTR) {
+		if _, err := unix.Wait4(st.PID, nil, unix.WNOHANG, nil); err != nil && !errors.Is(err, unix.ECHILD) &&
+			!errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("reap process %d: %w", st.PID, err)
 		}
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// A supervisor that is killed at any instant leaves every process running once, and recorded.
+// After a kill of the supervisor at any instant, each process runs once, and has a record.
 func TestKillAtAnyInstant(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -39,10 +39,10 @@ func TestKillAtAnyInstant(t *testing.T) {
 			})
 		}
 		Eventually(t, "there is a supervisor", func() bool { return n.supervisorPID(t) != 0 })
-		<-time.After(rand.N(25 * time.Millisecond)) // when in its work it dies is the point of this test
+		<-time.After(rand.N(25 * time.Millisecond)) // a random time, so that the supervisor dies at a random step
 		n.killSupervisor(t)
 		wg.Wait()
-		// End one of them now and then, so that restarts are interrupted too.
+		// Restarts are interrupted too.
 		if pids := n.pids(t, "p0"); len(pids) > 0 {
 			last := pids[len(pids)-1]
 			_ = unix.Kill(last, unix.SIGKILL)
@@ -63,7 +63,7 @@ func TestKillAtAnyInstant(t *testing.T) {
 	}
 }
 
-// Numbers that another process bears by now must not get it killed.
+// If another process has the recorded pid by now, it must not be killed.
 func TestUsedAgainPIDIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*state){
@@ -94,7 +94,8 @@ func TestUsedAgainPIDIsLeftAlone(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(n.Dir, "state", "p.json"), data, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			st := n.await(t, "p", "started anew", func(st runtime.Status) bool { return running(st) && st.LastExit != nil })
+			st := n.await(t, "p", "started anew",
+				func(st runtime.Status) bool { return running(st) && st.LastExit != nil })
 			if st.PID == innocent.Process.Pid || !st.LastExit.Unknown {
 				t.Errorf("pid %d, last exit %+v; want a new process after an unknown exit", st.PID, st.LastExit)
 			}
@@ -119,7 +120,8 @@ func startTime(t *testing.T, pid int) uint64 {
 	return start
 }
 
-// After a reboot what ran starts again unless it never may, and what had exited stays so.
+// After a reboot, processes that ran start again, except with the policy never or StartSuspended, and exited ones do
+// not.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -138,7 +140,8 @@ func TestReboot(t *testing.T) {
 	n.start(t, held)
 	n.awaitBegun(t, "held")
 	n.start(t, crashing)
-	n.await(t, "held-crashing", "waiting for its next start", func(st runtime.Status) bool { return st.Phase == runtime.Backoff })
+	n.await(t, "held-crashing", "waiting for its next start",
+		func(st runtime.Status) bool { return st.Phase == runtime.Backoff })
 	n.start(t, done)
 	n.await(t, "done", "exited", func(st runtime.Status) bool { return st.Phase == runtime.Exited })
 	n.killSupervisor(t)
@@ -149,7 +152,8 @@ func TestReboot(t *testing.T) {
 	for _, policy := range []runtime.RestartPolicy{runtime.Always, runtime.OnFailure} {
 		st := n.await(t, string(policy), "running again", running)
 		if st.LastExit == nil || !st.LastExit.Unknown || len(n.pids(t, string(policy))) > 2 {
-			t.Errorf("%s: last exit %+v, runs %v; want a second run after an unknown end", policy, st.LastExit, n.pids(t, string(policy)))
+			t.Errorf("%s: last exit %+v, runs %v; want a second run after an unknown end", policy, st.LastExit,
+				n.pids(t, string(policy)))
 		}
 	}
 	for _, spec := range []runtime.Spec{held, crashing} {
@@ -166,18 +170,18 @@ func TestReboot(t *testing.T) {
 	for id, unknown := range map[string]bool{"never": true, "done": false} {
 		st := n.await(t, id, "exited", func(st runtime.Status) bool { return st.Phase == runtime.Exited })
 		if st.LastExit == nil || st.LastExit.Unknown != unknown || len(n.pids(t, id)) != 1 {
-			t.Errorf("%s: last exit %+v, runs %v; want one run, its end unknown: %t", id, st.LastExit, n.pids(t, id), unknown)
+			t.Errorf("%s: last exit %+v, runs %v; want one run, its end unknown: %t", id, st.LastExit,
+				n.pids(t, id), unknown)
 		}
 	}
 }
 
-// awaitBegun waits until an idler runs and has written down its pid.
+// awaitBegun waits until an idler has written its pid.
 func (n *node) awaitBegun(t *testing.T, id string) {
 	t.Helper()
 	n.await(t, id, "running", func(st runtime.Status) bool { return running(st) && len(n.pids(t, id)) == 1 })
 }
 
-// changeStates changes the records of a supervisor that does not run.
 func (n *node) changeStates(t *testing.T, change func(map[string]any)) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(n.Dir, "state", "*.json"))
@@ -203,14 +207,17 @@ func (n *node) changeStates(t *testing.T, change func(map[string]any)) {
 	}
 }
 
-// A state file that cannot be read says nothing about whether something runs: hands off, and say so.
+// An unreadable state file does not show whether its process runs, so the supervisor reports the process, and leaves it
+// alone.
 func TestUnreadableStateIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(file string, whole []byte) error{
 		"half": func(file string, whole []byte) error {
 			return os.WriteFile(file, bytes.TrimSpace(whole)[:len(bytes.TrimSpace(whole))/2], 0o600)
 		},
-		"dangling": func(file string, _ []byte) error { return errors.Join(os.Remove(file), os.Symlink("missing", file)) },
+		"dangling": func(file string, _ []byte) error {
+			return errors.Join(os.Remove(file), os.Symlink("missing", file))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -237,7 +244,8 @@ func testUnreadableState(t *testing.T, spoil func(file string, whole []byte) err
 	}
 	n.await(t, "good", "running", running)
 	for what, err := range map[string]error{
-		"start": n.Start(t.Context(), n.idler("bad")), "stop": n.Stop(t.Context(), "bad"), "remove": n.Remove(t.Context(), "bad"),
+		"start": n.Start(t.Context(), n.idler("bad")), "stop": n.Stop(t.Context(),
+			"bad"), "remove": n.Remove(t.Context(), "bad"),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "state/bad.json") {
 			t.Errorf("%s: %v, want an error that names the state", what, err)
@@ -251,12 +259,13 @@ func testUnreadableState(t *testing.T, spoil func(file string, whole []byte) err
 		t.Error("the process was touched")
 	}
 	n.killSupervisor(t)
-	if err := errors.Join(os.Remove(file), os.WriteFile(file, whole, 0o600)); err != nil { // so that the cleanup finds it
+	// so that the cleanup finds the process
+	if err := errors.Join(os.Remove(file), os.WriteFile(file, whole, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// What a node needs when it starts or drains: a hundred processes at once.
+// A node must start or stop a hundred processes at once.
 func TestHundredProcesses(t *testing.T) {
 	n := newNode(t)
 	const count = 100
@@ -274,7 +283,7 @@ func TestHundredProcesses(t *testing.T) {
 		wg.Wait()
 		return time.Since(began)
 	}
-	n.start(t, n.idler("first")) // so that starting the supervisor is not in the figures
+	n.start(t, n.idler("first")) // so that the start of the supervisor is not measured
 	began := time.Now()
 	each("start", func(id string) error { return n.Start(t.Context(), n.idler(id)) })
 	Eventually(t, "all run", func() bool {
@@ -295,7 +304,8 @@ func TestHundredProcesses(t *testing.T) {
 	n.killSupervisor(t)
 	began = time.Now()
 	n.await(t, "p99", "taken over", running)
-	t.Logf("new supervisor to first answer, %d processes taken over: %s", count, time.Since(began).Round(time.Millisecond))
+	t.Logf("new supervisor to first answer, %d processes taken over: %s", count,
+		time.Since(began).Round(time.Millisecond))
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.supervisorPID(t)))
 	if err != nil {
 		t.Fatal(err)

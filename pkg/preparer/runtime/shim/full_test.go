@@ -14,7 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// filler is a process that ends as soon as it has filled the disk, and is started again at once.
+// filler fills the disk, ends, and is started again at once.
 func (n *node) filler(disk string) runtime.Spec {
 	spec := n.script("filler", `cat /dev/zero >> "$0" 2> /dev/null; exit 1`)
 	spec.Command = append(spec.Command, filepath.Join(disk, "filler"))
@@ -24,8 +24,8 @@ func (n *node) filler(disk string) runtime.Spec {
 
 func stopped(st runtime.Status) bool { return st.Phase == runtime.Stopped }
 
-// A process that fills the disk, and is started again without a pause, keeps none from being stopped, not even itself.
-// What was stopped stays so when the supervisor dies.
+// All processes can be stopped, even one that fills the disk without a pause, and stay stopped when the supervisor
+// dies.
 func TestFullDisk(t *testing.T) {
 	disktest.Run(t, 4<<20, func(t *testing.T, disk string) {
 		t.Setenv("TMPDIR", disk)
@@ -33,8 +33,9 @@ func TestFullDisk(t *testing.T) {
 		n.start(t, n.idler("a"))
 		pid := n.await(t, "a", "running", running).PID
 		n.start(t, n.filler(disk))
-		const restarts = 300                          // more than any room that is set aside for all together would last
-		for some := 0; some <= restarts; some += 20 { // a busy machine takes long for all
+		// more restarts than reserved space could allow
+		const restarts = 300
+		for some := 0; some <= restarts; some += 20 { // in parts, because a busy machine needs long for all
 			n.await(t, "filler", "started again and again", func(st runtime.Status) bool { return st.Restarts > some })
 		}
 		for _, id := range []string{"a", "filler"} {
@@ -53,8 +54,8 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// A stop that the disk does not take ends the process all the same. It is confirmed once it is recorded, and until then
-// the process is not started, neither for a client nor by the next supervisor.
+// A process whose stop cannot be written ends nevertheless, and the stop is confirmed when it is on the disk. Until
+// then neither a client nor the next supervisor starts the process.
 func TestStopThatCannotBeRecorded(t *testing.T) {
 	disktest.Run(t, 4<<20, func(t *testing.T, disk string) {
 		t.Setenv("TMPDIR", disk)
@@ -62,7 +63,7 @@ func TestStopThatCannotBeRecorded(t *testing.T) {
 		spec := n.idler("a")
 		n.start(t, spec)
 		pid := n.await(t, "a", "running", running).PID
-		consultest.Eventually(t, 10*time.Second, func() error { // it writes to the disk that is full soon
+		consultest.Eventually(t, 10*time.Second, func() error { // it must write its pid before the disk is full
 			if len(n.pids(t, "a")) == 0 {
 				return errors.New("it has not written its pid yet")
 			}
@@ -95,9 +96,11 @@ func TestStopThatCannotBeRecorded(t *testing.T) {
 			t.Error("a stop was confirmed that is not recorded")
 		}
 		n.killSupervisor(t)
-		n.await(t, "a", "not started", func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.ShortRuns > 2 })
+		n.await(t, "a", "not started",
+			func(st runtime.Status) bool { return st.Phase == runtime.Backoff && st.ShortRuns > 2 })
 		second := stop(t.Context())
-		n.await(t, "a", "not recorded", func(st runtime.Status) bool { return st.Phase == runtime.Stopping && st.Message != "" })
+		n.await(t, "a", "not recorded",
+			func(st runtime.Status) bool { return st.Phase == runtime.Stopping && st.Message != "" })
 		if err := os.Remove(filler); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +115,7 @@ func TestStopThatCannotBeRecorded(t *testing.T) {
 	})
 }
 
-// What ended by itself cannot be stopped before that is recorded, either.
+// The stop of a process that has ended by itself is confirmed only when it is on the disk.
 func TestStopOfAnExitedProcessThatCannotBeRecorded(t *testing.T) {
 	disktest.Run(t, 4<<20, func(t *testing.T, disk string) {
 		t.Setenv("TMPDIR", disk)

@@ -23,7 +23,10 @@ import (
 
 func TestRecords(t *testing.T) {
 	r := recordsIn(t.TempDir())
-	rec := record{Spec: localSpec{Process: runtime.Process{ID: "a.b", Command: []string{"/x"}, Dir: "/", LogPath: "/l"}}, Desired: wantRun, PID: 7}
+	rec := record{Spec: localSpec{Process: runtime.Process{
+		ID: "a.b", Command: []string{"/x"}, Dir: "/",
+		LogPath: "/l",
+	}}, Desired: wantRun, PID: 7}
 	if err := r.Save(rec); err != nil {
 		t.Fatal(err)
 	}
@@ -33,8 +36,8 @@ func TestRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("a.b.json.tmp", "{") // crashes before the content was put into place
-	write(".spare-9.tmp", "{") // of earlier versions
+	write("a.b.json.tmp", "{") // left by a crash before the file was renamed
+	write(".spare-9.tmp", "{") // left by an earlier release
 	write("half.json", "{")
 	write("other.json", `{"spec":{"id":"x"},"desired":"run"}`)
 	write("future.json", `{"spec":{"id":"future"},"desired":"pause"}`)
@@ -62,7 +65,7 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// A process that cannot be found keeps none of the others from being kept.
+// A process that cannot be taken over does not affect others.
 func TestOneFailedAdoption(t *testing.T) {
 	dir := t.TempDir()
 	r := recordsIn(filepath.Join(dir, stateName))
@@ -77,9 +80,12 @@ func TestOneFailedAdoption(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for id, pid := range map[string]int{"adrift": -5, "runs": self.PID, "stopped": 0} { // the kernel refuses the first
+	for id, pid := range map[string]int{"adrift": -5, "runs": self.PID, "stopped": 0} { // the kernel refuses pid -5
 		rec := record{
-			Spec: localSpec{Process: runtime.Process{ID: id, Command: []string{"/x"}, Dir: "/", LogPath: "/l"}}, Desired: wantRun, PID: pid, Start: self.Start, Boot: boot,
+			Spec: localSpec{Process: runtime.Process{
+				ID: id, Command: []string{"/x"}, Dir: "/",
+				LogPath: "/l",
+			}}, Desired: wantRun, PID: pid, Start: self.Start, Boot: boot,
 		}
 		if pid == 0 {
 			rec.Desired = wantStop
@@ -93,16 +99,19 @@ func TestOneFailedAdoption(t *testing.T) {
 		t.Fatalf("none of them is kept: %v", err)
 	}
 	defer s.close()
-	for id, want := range map[string]runtime.Phase{"adrift": runtime.Unknown, "runs": runtime.Running, "stopped": runtime.Stopped} {
+	for id, want := range map[string]runtime.Phase{
+		"adrift": runtime.Unknown, "runs": runtime.Running,
+		"stopped": runtime.Stopped,
+	} {
 		if got, _ := s.procs[id].status(); got.Phase != want {
 			t.Errorf("%s is %s (%s), want %s", id, got.Phase, got.Message, want)
 		}
 	}
 	if _, err := s.procs["adrift"].recordStop(); err == nil {
-		t.Error("the stop of a process that nobody knows of was confirmed")
+		t.Error("the stop of an unknown process was confirmed")
 	}
 
-	// It is kept as soon as it is found.
+	// The process is supervised as soon as it is found.
 	s.tend = func(func(ctx, recalled context.Context)) context.CancelFunc { return func() {} }
 	p := s.procs["adrift"]
 	p.rec.PID, p.rec.Start = self.PID, self.Start
@@ -112,7 +121,7 @@ func TestOneFailedAdoption(t *testing.T) {
 	}
 }
 
-// A change after a quiet time is told soon, those of a busy time together.
+// A change after a quiet time is sent soon, and changes in a busy time together.
 func TestGap(t *testing.T) {
 	var s supervisor
 	now := time.Now()
@@ -126,7 +135,7 @@ func TestGap(t *testing.T) {
 	}
 }
 
-// What a client makes of its earlier answer, whichever that is, and of what has changed since is what it would be told in full.
+// An earlier answer with the changes since then equals the full answer.
 func TestChangesOverABase(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := &supervisor{instance: newInstance(), procs: map[string]*process{}, wake: make(chan struct{})}
@@ -138,7 +147,13 @@ func TestChangesOverABase(t *testing.T) {
 			return snap
 		}
 		id := rapid.StringMatching("[a-e]")
-		answers := []snapshot{{}, {Cursor: s.instance + 1<<33, Processes: []localStatus{{Spec: localSpec{Process: runtime.Process{ID: "of another supervisor"}}}}}}
+		answers := []snapshot{
+			{},
+			{
+				Cursor:    s.instance + 1<<33,
+				Processes: []localStatus{{Spec: localSpec{Process: runtime.Process{ID: "of another supervisor"}}}},
+			},
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"": func(t *rapid.T) {
 				full := answer(0)
@@ -151,9 +166,12 @@ func TestChangesOverABase(t *testing.T) {
 			"change": func(t *rapid.T) {
 				id := id.Draw(t, "id")
 				p := s.slot(id)
-				p.install(record{Spec: localSpec{Process: runtime.Process{ID: id}}, Desired: wantRun, PID: rapid.IntRange(1, 1<<20).Draw(t, "pid")}, nil, runtime.Running, "")
+				p.set(record{
+					Spec: localSpec{Process: runtime.Process{ID: id}}, Desired: wantRun,
+					PID: rapid.IntRange(1, 1<<20).Draw(t, "pid"),
+				}, nil, runtime.Running, "")
 				if snap := answer(s.instance | uint64(s.version-1)); snap.Base != 0 && len(snap.Processes) != 1 {
-					t.Errorf("a change of one process was told as %+v", snap)
+					t.Errorf("a change of one process was reported as %+v", snap)
 				}
 			},
 			"slot":   func(t *rapid.T) { s.slot(id.Draw(t, "id")) },
@@ -162,7 +180,7 @@ func TestChangesOverABase(t *testing.T) {
 	})
 }
 
-// A supervisor that knows no base answers with everything.
+// A supervisor that does not know bases answers with all processes.
 func TestFullAnswerOverABase(t *testing.T) {
 	var full snapshot
 	if err := json.Unmarshal([]byte(`{"processes":[{"spec":{"id":"b"}}],"cursor":9}`), &full); err != nil {
@@ -174,7 +192,7 @@ func TestFullAnswerOverABase(t *testing.T) {
 	}
 }
 
-// A log that is held up holds up no other one, and is not begun twice.
+// A hanging rotation of one log does not delay others, and is not started twice.
 func TestRotatorGoesOnBesideAStalledLog(t *testing.T) {
 	stalled, others := make(chan struct{}), make(chan string)
 	r := rotator{rotate: func(path string, _ int64, _ int) error {
@@ -192,7 +210,7 @@ func TestRotatorGoesOnBesideAStalledLog(t *testing.T) {
 		if first, second := <-others, <-others; first == second {
 			t.Errorf("%s was rotated twice", first)
 		}
-		// Both are done before the next round, or it would take them for busy.
+		// Until both are over, a round skips these logs.
 		for busy := 2; busy > 1; {
 			busy = busyLogs(&r)
 			goruntime.Gosched()
@@ -213,18 +231,24 @@ func busyLogs(r *rotator) (n int) {
 	return n
 }
 
-// What supervisors and clients of former versions wrote is read, and what is written now is what they read.
+// This release and earlier ones can read each other's specifications.
 func TestSpecsAreWrittenAsBefore(t *testing.T) {
 	const former = `{"id":"a","pod":{"rc_id":"rc1","role":"web","index":3},"revision":7,"name":"main","command":["/x"],"env":["A=1"],"dir":"/d","log_path":"/l",` +
 		`"log_bytes":5,"log_keep":2,"stop_grace":1000,"stop_signal":"SIGINT","restart":{"policy":"never","min":1,"max":2,"stable":3},` +
 		`"isolation":{"uid":1,"gid":2,"groups":[3],"no_new_privileges":true,"tmp":"/t","cgroup":"/c/a","cpu":4,"memory":5,"pids":6},"hold_after_boot":true}`
 	asked := runtime.Spec{
 		Process: runtime.Process{
-			ID: "a", Pod: pod.Identity{RCID: "rc1", Role: "web", Index: 3}, Revision: 7, Name: "main", Command: []string{"/x"}, Env: []string{"A=1"}, Dir: "/d",
+			ID: "a", Pod: pod.Identity{
+				RCID: "rc1", Role: "web",
+				Index: 3,
+			}, Revision: 7, Name: "main", Command: []string{"/x"}, Env: []string{"A=1"}, Dir: "/d",
 			LogPath: "/l", LogBytes: 5, LogKeep: 2, StopGrace: 1000, StopSignal: "SIGINT",
 			Restart: runtime.Restart{Policy: runtime.Never, Min: 1, Max: 2, Stable: 3}, StartSuspended: true,
 		},
-		Isolation: &runtime.Isolation{UID: 1, GID: 2, Groups: []int{3}, NoNewPrivileges: true, Tmp: "/t", CPU: 4, Memory: 5, PIDs: 6},
+		Isolation: &runtime.Isolation{
+			UID: 1, GID: 2, Groups: []int{3}, NoNewPrivileges: true, Tmp: "/t", CPU: 4,
+			Memory: 5, PIDs: 6,
+		},
 	}
 	var read localSpec
 	if err := json.Unmarshal([]byte(former), &read); err != nil {
@@ -246,20 +270,22 @@ func TestSpecsAreWrittenAsBefore(t *testing.T) {
 		t.Errorf("written otherwise:\n%s", diff)
 	}
 	asked.Watchdog = &runtime.Watchdog{Note: "/n", Timeout: 6}
-	if sent, err = json.Marshal(asked.Process); err != nil || !strings.Contains(string(sent), `"watchdog":{"note":"/n","timeout":6}`) {
+	if sent, err = json.Marshal(asked.Process); err != nil ||
+		!strings.Contains(string(sent), `"watchdog":{"note":"/n","timeout":6}`) {
 		t.Errorf("a watchdog is written as %s, %v", sent, err)
 	}
 	for want, c := range map[string]confine.Confinement{
 		`directory "cgroup" is`:    {Cgroup: "cgroup"},
 		"pids 5) are not valid wi": {Isolation: runtime.Isolation{PIDs: 5}},
 	} {
-		if err := (localSpec{asked.Process, &c}).validate(); !errors.Is(err, runtime.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
+		if err := (localSpec{asked.Process, &c}).validate(); !errors.Is(err, runtime.ErrInvalid) ||
+			!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("got %v, want an error with %q and what is allowed", err, want)
 		}
 	}
 }
 
-// watchers is a supervisor with so many processes that a note keeps running, which was written just now.
+// watchers have a watchdog with the same new note.
 func watchers(tb testing.TB, count int) (s *supervisor, path string) {
 	tb.Helper()
 	now, err := proc.Now()
@@ -270,16 +296,23 @@ func watchers(tb testing.TB, count int) (s *supervisor, path string) {
 	if err := proc.WriteNote(path, now); err != nil {
 		tb.Fatal(err)
 	}
-	s = &supervisor{cfg: Config{}.withDefaults(), boot: now.Boot, procs: map[string]*process{}, wake: make(chan struct{}), reads: map[string]chan note{}}
+	s = &supervisor{
+		cfg: Config{}.withDefaults(), boot: now.Boot, procs: map[string]*process{},
+		wake: make(chan struct{}), reads: map[string]chan note{},
+	}
 	for i := range count {
 		id := fmt.Sprintf("p%03d", i)
-		spec := localSpec{Process: runtime.Process{ID: id, Watchdog: &runtime.Watchdog{Note: path, Timeout: time.Minute + time.Duration(i)}}}
+		spec := localSpec{Process: runtime.Process{
+			ID:       id,
+			Watchdog: &runtime.Watchdog{Note: path, Timeout: time.Minute + time.Duration(i)},
+		}}
 		s.procs[id] = &process{sup: s, rec: record{Spec: spec, Desired: wantRun}, dog: watchdog{recall: func() {}}}
 	}
 	return s, path
 }
 
-// Nobody looks sooner than the first process is due, or time may have been slept away; and what a look finds is known of all processes.
+// The next look is due after mostBetweenLooks, or with the first process. A read serves all processes with the same
+// note.
 func TestLookAtNotes(t *testing.T) {
 	t.Parallel()
 	s, note := watchers(t, 3)
@@ -299,7 +332,7 @@ func TestLookAtNotes(t *testing.T) {
 		t.Errorf("looks again in %s, the first is due in 5 s", next)
 	}
 	s.procs["p001"].dog.renewed.Up -= time.Minute
-	s.procs["p002"].op.Lock() // its client waits for the disk
+	s.procs["p002"].op.Lock() // as if a client's request waits for the disk
 	s.procs["p002"].dog.renewed.Up -= time.Minute
 	if next := s.lookAtNotes(t.Context()); next > 5*time.Second || next < 4*time.Second {
 		t.Errorf("looks again in %s, the last is due in 5 s", next)
@@ -314,7 +347,7 @@ func TestLookAtNotes(t *testing.T) {
 	}
 }
 
-// BenchmarkLookAtNotes: what one look costs, of which there is one every 10 s, and one more when the first process is due.
+// BenchmarkLookAtNotes measures one look at the notes.
 func BenchmarkLookAtNotes(b *testing.B) {
 	for _, due := range []bool{false, true} {
 		b.Run(fmt.Sprintf("500/due=%t", due), func(b *testing.B) {
@@ -329,15 +362,18 @@ func BenchmarkLookAtNotes(b *testing.B) {
 	}
 }
 
-// A stop that came when the run loop had ended by itself, and that the disk did not take, is confirmed only once it is
-// recorded, also when it is asked for again. A later start is left alone.
+// If the run loop has ended, a stop that cannot be written is confirmed only when it is on the disk, also on another
+// request. A later start is not affected.
 func TestStopThatNoRunLoopHasSeen(t *testing.T) {
 	dir := t.TempDir()
 	missing := filepath.Join(dir, "missing")
 	s := &supervisor{records: recordsIn(missing), procs: map[string]*process{}, wake: make(chan struct{})}
 	p := s.slot("a")
-	spec := localSpec{Process: runtime.Process{ID: "a", Command: []string{"/bin/true"}, Dir: "/", LogPath: "/l", StopGrace: 1}}
-	p.install(record{Spec: spec, Desired: wantStop, Done: true}, errDiskHangs, runtime.Exited, "")
+	spec := localSpec{Process: runtime.Process{
+		ID: "a", Command: []string{"/bin/true"}, Dir: "/",
+		LogPath: "/l", StopGrace: 1,
+	}}
+	p.set(record{Spec: spec, Desired: wantStop, Done: true}, errDiskHangs, runtime.Exited, "")
 	p.ended = make(chan struct{})
 	close(p.ended)
 	for range 2 {
@@ -354,10 +390,11 @@ func TestStopThatNoRunLoopHasSeen(t *testing.T) {
 	if err := s.stop(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
-	if data, err := os.ReadFile(s.records.Path("a")); err != nil || !strings.Contains(string(data), `"desired":"stop"`) {
+	if data, err := os.ReadFile(s.records.Path("a")); err != nil ||
+		!strings.Contains(string(data), `"desired":"stop"`) {
 		t.Errorf("the record is %.200s, %v", data, err)
 	}
-	p.install(record{Spec: spec, Desired: wantRun}, errDiskHangs, runtime.Running, "")
+	p.set(record{Spec: spec, Desired: wantRun}, errDiskHangs, runtime.Running, "")
 	if err := p.confirm(); err != nil || p.current().Desired != wantRun {
 		t.Errorf("a later start is %s, %v", p.current().Desired, err)
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 )
 
-// openStdio opens what a program has as its descriptors from 0 on: nothing to read, and its log.
 func openStdio(spec localSpec) (stdio [3]*os.File, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -35,11 +34,10 @@ func openStdio(spec localSpec) (stdio [3]*os.File, err error) {
 	return stdio, nil
 }
 
-func closeStdio(stdio [3]*os.File) { _, _ = stdio[0].Close(), stdio[1].Close() } // one that is nil says so
+func closeStdio(stdio [3]*os.File) { _, _ = stdio[0].Close(), stdio[1].Close() } // a nil file returns an error
 
-// launch starts the program. Before the stub may become the program, its pid is on disk; if anything goes wrong on
-// the way, nothing of it runs when launch returns. It need not wait for a stub that does not become the program once
-// recalled ends.
+// launch writes the stub's pid to the disk before it lets the stub become the program. If launch returns an error, no
+// process of the program runs. After recalled has ended, it does not wait much longer for the stub.
 func (p *process) launch(recalled context.Context) (*child, error) {
 	spec := p.current().Spec
 	stdio, err := openStdio(spec)
@@ -59,17 +57,19 @@ func (p *process) launch(recalled context.Context) (*child, error) {
 		r.Starts++
 	})
 	if err == nil {
-		order := stub.Order{Command: spec.Command, Env: marked(spec.Env, c.Mark), Dir: spec.Dir, Isolation: spec.Isolation}
+		order := stub.Order{
+			Command: spec.Command, Env: marked(spec.Env, c.Mark), Dir: spec.Dir,
+			Isolation: spec.Isolation,
+		}
 		err = started.Release(order, recalled.Done())
 	}
 	if err != nil {
-		p.discard(c) //nolint:contextcheck // a half-made child is done away with also when recalled has ended
+		p.discard(c) //nolint:contextcheck // it must kill the stub even if recalled has ended
 		return nil, err
 	}
 	return c, nil
 }
 
-// marked returns an environment with a mark.
 func marked(env []string, mark string) []string {
 	if mark == "" {
 		return env
@@ -78,7 +78,8 @@ func marked(env []string, mark string) []string {
 	return append(own, mark)
 }
 
-// discard ends a stub that did not become its program. Nobody else knows of it, so this need not be interruptible.
+// discard kills a stub that did not become its program. No other code knows the stub, so discard ignores the end of any
+// context.
 func (p *process) discard(c *child) {
 	_ = unix.Kill(-c.PID, unix.SIGKILL)
 	_ = c.Wait(context.Background())

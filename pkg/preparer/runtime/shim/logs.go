@@ -10,13 +10,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// The supervisor's own log, which Spawn opens: rotated at this many bytes, with so many files kept.
+// The supervisor's own log, which Spawn opens: its size in bytes before rotation, and the number of rotated files.
 const (
 	ownLogBytes = 8 << 20
 	ownLogKeep  = 2
 )
 
-// rotateLogs looks at all logs now and then until ctx ends.
 func (s *supervisor) rotateLogs(ctx context.Context) {
 	logs := rotator{rotate: logfile.Rotate}
 	defer logs.under.Wait()
@@ -32,16 +31,16 @@ func (s *supervisor) rotateLogs(ctx context.Context) {
 	}
 }
 
-// rotator rotates each log by itself: one that a pod, or the disk below it, holds up must not let the others grow.
+// rotator rotates each log in a goroutine of its own, because a log on a slow disk must not delay the others.
 type rotator struct {
 	rotate func(path string, limit int64, keep int) error
 	under  sync.WaitGroup
 	busy   sync.Map // by path, because two versions of a pod write to one log
-	seen   sync.Map // by path: a rotation that a predecessor was killed in has been ended
-	cut    sync.Map // by path: it was said that the file system can punch no holes
+	seen   sync.Map // by path: Settle was called, which finishes a rotation that was killed
+	cut    sync.Map // by path: it was logged that the file system cannot punch holes
 }
 
-// begin rotates a log in the background, unless that is under way.
+// begin rotates a log in the background, unless a rotation of this log is under way.
 func (r *rotator) begin(path string, limit int64, keep int, log func(msg string, fields map[string]any)) {
 	if _, busy := r.busy.LoadOrStore(path, true); busy {
 		return
@@ -55,7 +54,7 @@ func (r *rotator) begin(path string, limit int64, keep int, log func(msg string,
 		err = errors.Join(err, r.rotate(path, limit, keep))
 		switch {
 		case errors.Is(err, logfile.ErrCut):
-			if _, told := r.cut.LoadOrStore(path, true); !told {
+			if _, logged := r.cut.LoadOrStore(path, true); !logged {
 				log("log rotated, and lines may be lost each time", map[string]any{"error": err})
 			}
 		case err != nil:

@@ -24,25 +24,24 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/shim"
 )
 
-// First arguments that turn the test binary into one of the programs under test.
+// The test binary runs as another program.
 const (
-	superviseArg = "supervise" // then settings as JSON
-	onceArg      = "once"      // then settings and a Once as JSON: run it and wait to be killed
-	clientArg    = "client"    // then settings and a Spec as JSON: start it and wait to be killed
+	superviseArg = "supervise" // next argument: settings as JSON
+	onceArg      = "once"      // next: settings and a Once as JSON; runs it and waits to be killed
+	clientArg    = "client"    // next: settings and a Spec as JSON; starts it and waits to be killed
 )
 
-// testDirs is where all supervisors of this run of the tests work; what runs afterwards with it in its command line leaked.
+// testDirs is in the names of all directories of this run, so a process with it in its command line has leaked.
 var testDirs = fmt.Sprintf("shimtest-%d-", os.Getpid())
 
-// settings is what a supervisor of a test is told.
 type settings struct {
 	Dir             string
-	Cgroup          string // of the clients
+	Cgroup          string // for the clients
 	RestartDelay    time.Duration
 	MaxRestartDelay time.Duration
 	StableAfter     time.Duration
 	LogCheck        time.Duration
-	KillWithStdin   bool // development mode: the end of stdin kills everything
+	KillWithStdin   bool // development mode: at the end of stdin, all processes are killed
 }
 
 func TestMain(m *testing.M) {
@@ -58,7 +57,7 @@ func TestMain(m *testing.M) {
 			exitOn(startAndWait(os.Args[2], os.Args[3]))
 		}
 	}
-	// The race detector would make each process that ends wait for a second.
+	// Else the race detector makes each process wait for a second at its end.
 	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
 		exitOn(err)
 	}
@@ -141,7 +140,7 @@ func runOnce(arg, runArg string) error {
 	return err
 }
 
-// leaked lists processes that belong to a test and do not end. (A stub ends when it notices that its supervisor is dead.)
+// leaked returns the processes of tests that do not end by themselves. (A stub ends when its supervisor is dead.)
 func leaked() []string {
 	deadline := time.Now().Add(Timeout)
 	for {
@@ -153,13 +152,13 @@ func leaked() []string {
 	}
 }
 
-// leftNow lists the processes that belong to a test: supervisors and stubs by their binary, pods by their directory.
+// leftNow finds supervisors and stubs by their binary, and pods by their directory.
 func leftNow() []string {
 	self, _ := os.Readlink("/proc/self/exe")
 	var lines []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
-		// The parent is a test binary too, where a test has a disk of its own.
+		// A test with its own disk has a test binary as its parent.
 		if dir == "/proc/"+strconv.Itoa(os.Getpid()) || dir == "/proc/"+strconv.Itoa(os.Getppid()) {
 			continue
 		}
@@ -173,26 +172,25 @@ func leftNow() []string {
 	return lines
 }
 
-func (set settings) args() []string {
-	data, err := json.Marshal(set)
+func (s settings) args() []string {
+	data, err := json.Marshal(s)
 	if err != nil {
 		panic(err)
 	}
 	return []string{superviseArg, string(data)}
 }
 
-func (set settings) spawn() error { return shim.Spawn("/proc/self/exe", set.args(), set.Dir) }
+func (s settings) spawn() error { return shim.Spawn("/proc/self/exe", s.args(), s.Dir) }
 
-// node is one supervisor directory with whatever runs in it.
 type node struct {
 	settings
 	*shim.Client
 }
 
-// newNode makes an empty node. Its first call starts a supervisor. Everything that it started is ended by pid.
+// newNode is empty. A client's first call starts a supervisor, which ends with the test, as do all processes.
 func newNode(t testing.TB, change ...func(*settings)) *node {
 	t.Helper()
-	// Not t.TempDir: the name of the test would not leave enough of a socket's 107 bytes.
+	// A socket's path has at most 107 bytes, too few for t.TempDir.
 	dir, err := os.MkdirTemp("", testDirs)
 	if err != nil {
 		t.Fatal(err)
@@ -229,7 +227,7 @@ func (n *node) dial(t testing.TB) *shim.Client {
 	return c
 }
 
-// supervisorPID asks the socket who listens on it; 0 when nobody does.
+// supervisorPID returns the listener on the socket, or 0.
 func (n *node) supervisorPID(t testing.TB) int {
 	t.Helper()
 	conn, err := net.Dial("unix", filepath.Join(n.Dir, "shim.sock"))
@@ -258,21 +256,20 @@ func (n *node) killSupervisor(t testing.TB) {
 	n.endSupervisors(t, unix.SIGKILL)
 }
 
-// endSupervisors returns when no supervisor of the node is left. On a slow machine a client may have started more than
-// one: the next in line may not have looked at the lock yet, and would get it from the one that ends.
+// A slow client may have started several supervisors. One that has not tried the lock yet would get it when the first
+// ends.
 func (n *node) endSupervisors(t testing.TB, sig unix.Signal) {
 	t.Helper()
 	Eventually(t, "no supervisor is left", func() bool {
 		pids := n.supervisors(t)
 		for _, pid := range pids {
-			_ = unix.Kill(pid, sig) // it may have ended
+			_ = unix.Kill(pid, sig) // the process may have ended
 		}
 		return len(pids) == 0
 	})
 }
 
-// supervisors lists the processes that are a supervisor of this node or are about to become one. A zombie has no command
-// line.
+// A zombie has no command line.
 func (n *node) supervisors(t testing.TB) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -281,7 +278,7 @@ func (n *node) supervisors(t testing.TB) []int {
 	}
 	var pids []int
 	for _, file := range files {
-		line, _ := os.ReadFile(file) // what has ended is no supervisor
+		line, _ := os.ReadFile(file) // empty if the process has ended
 		args := bytes.Split(line, []byte{0})
 		at := slices.IndexFunc(args, func(arg []byte) bool { return string(arg) == superviseArg })
 		if at < 0 || at+1 == len(args) || !bytes.Contains(args[at+1], []byte(strconv.Quote(n.Dir))) {
@@ -296,7 +293,6 @@ func (n *node) supervisors(t testing.TB) []int {
 	return pids
 }
 
-// state is the part of a state file that tests look at.
 type state struct {
 	Spec    runtime.Spec `json:"spec"`
 	Desired string       `json:"desired"`
@@ -318,14 +314,14 @@ func (n *node) states(t testing.TB) []state {
 			t.Fatal(err)
 		}
 		var s state
-		if json.Unmarshal(data, &s) == nil { // a test may have spoilt it
+		if json.Unmarshal(data, &s) == nil { // a test may have damaged the file
 			states = append(states, s)
 		}
 	}
 	return states
 }
 
-// killPods ends the sessions of all recorded processes. The supervisor is gone.
+// killPods kills all recorded sessions while no supervisor runs.
 func (n *node) killPods(t testing.TB) {
 	t.Helper()
 	for _, s := range n.states(t) {
@@ -342,12 +338,11 @@ func (n *node) killPods(t testing.TB) {
 	}
 }
 
-// session lists the live processes of a session.
 func session(t testing.TB, sid int) []int {
 	t.Helper()
 	out, err := exec.CommandContext(context.Background(), "ps", "-o", "pid=,stat=", "--sid", strconv.Itoa(sid)).Output()
 	if err != nil {
-		return nil // ps exits with 1 when it finds none
+		return nil // ps exits with 1 if it finds no process
 	}
 	var pids []int
 	for line := range bytes.Lines(out) {
@@ -363,7 +358,6 @@ func session(t testing.TB, sid int) []int {
 	return pids
 }
 
-// script returns the spec of a shell script that works in the node's directory.
 func (n *node) script(id, script string) runtime.Spec {
 	return runtime.Spec{Process: runtime.Process{
 		ID: id, Name: "main", Command: []string{"/bin/sh", "-c", script}, Env: []string{"PATH=/usr/bin:/bin"},
@@ -378,7 +372,6 @@ func (n *node) start(t testing.TB, spec runtime.Spec) {
 	}
 }
 
-// await returns the state of a process as soon as it is as wanted.
 func (n *node) await(t testing.TB, id, what string, ok func(runtime.Status) bool) (found runtime.Status) {
 	t.Helper()
 	Eventually(t, id+" "+what, func() bool {
@@ -406,7 +399,7 @@ func startFromDyingClient(t *testing.T, set settings, spec runtime.Spec) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", clientArg, set.args()[1], string(data))
-	if _, err := cmd.StdinPipe(); err != nil { // held open: it waits for it
+	if _, err := cmd.StdinPipe(); err != nil { // kept open, because the client waits for its end
 		t.Fatal(err)
 	}
 	out, err := cmd.StdoutPipe()

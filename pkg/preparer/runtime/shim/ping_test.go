@@ -14,10 +14,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// noAnswer is how long a question goes without an answer until it counts as unanswered.
 const noAnswer = 100 * time.Millisecond
 
-// silent reports whether the supervisor does not answer.
 func (n *node) silent(t *testing.T) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), noAnswer)
@@ -25,14 +23,13 @@ func (n *node) silent(t *testing.T) bool {
 	return errors.Is(n.Ping(ctx), context.DeadlineExceeded)
 }
 
-// pinged asks the supervisor whether it answers. The channel gets how that ended.
 func (n *node) pinged(ctx context.Context) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- n.Ping(ctx) }()
 	return done
 }
 
-// A ping waits for no stop, which takes as long as its grace.
+// A ping does not wait for a stop's grace.
 func TestPingDuringAStop(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -49,7 +46,7 @@ func TestPingDuringAStop(t *testing.T) {
 	<-stopped
 }
 
-// A supervisor that was stopped answers when it goes on.
+// A suspended supervisor answers when it continues.
 func TestPingOfAStoppedSupervisor(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -68,12 +65,13 @@ func TestPingOfAStoppedSupervisor(t *testing.T) {
 	}
 }
 
-// A supervisor whose disk hangs does not answer before the disk does.
+// With a hanging disk, the supervisor answers when the disk does.
 func TestPingWhileTheDiskHangs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.idler("a"))
-	pipe := filepath.Join(n.Dir, "state", "a.json"+durable.SpareSuffix) // opening it for writing hangs until somebody reads
+	// opening a pipe for writing waits for a reader
+	pipe := filepath.Join(n.Dir, "state", "a.json"+durable.SpareSuffix)
 	Eventually(t, "the state is written that says it runs", func() bool {
 		if state := n.states(t); len(state) != 1 || state[0].PID == 0 {
 			return false
@@ -94,7 +92,7 @@ func TestPingWhileTheDiskHangs(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	// A pipe is no state file, so the stop is not recorded, and not confirmed, before there is another one.
+	// A pipe is no valid state file, so the stop is confirmed only after another file was written.
 	if err := errors.Join(os.Remove(pipe), disk.Close(), <-stopped); err != nil {
 		t.Error(err)
 	}

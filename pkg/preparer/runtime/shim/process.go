@@ -13,37 +13,38 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// Between two looks at whether a session is empty yet.
+// The first and the longest pause between two checks whether a session is empty.
 const (
 	firstLook = 5 * time.Millisecond
 	lastLook  = 200 * time.Millisecond
 )
 
-// retryWatch is the pause before a process is watched again after the kernel refused.
+// retryWatch is the pause after an error of the kernel or the disk.
 const retryWatch = time.Second
 
-// process is one supervised process. Clients change what is desired; one goroutine, the run loop, makes it so.
+// process is one supervised process. Clients change its desired state. Its run loop, one goroutine, starts and stops it
+// accordingly.
 type process struct {
 	sup *supervisor
 
-	op      sync.Mutex // one client's operation at a time
-	broken  error      // the state file cannot be read: nothing is known and nothing may be done
+	op      sync.Mutex // held during one client's operation
+	broken  error      // why the state of the process is not known; then the supervisor does not touch it
 	removed bool       // no longer in the supervisor's map
 	ended   chan struct{}
-	version uint32             // of the supervisor when what clients see changed last; its mu guards it
-	recall  context.CancelFunc // wakes the run loop to look at what is desired
-	stable  time.Duration      // of the request that ended the last run; only the run loop uses it
+	version uint32             // the supervisor's version at the last visible change; sup.mu guards it
+	recall  context.CancelFunc // makes the run loop check the desired state
+	stable  time.Duration      // Stable of the request that ended the last run; only the run loop uses it
 
-	limits sync.Mutex // held from reading the limits that are to be until what runs has them
+	limits sync.Mutex // held from reading the desired limits until the cgroup has them
 
-	write sync.Mutex // held from reading rec until its change is on disk
+	write sync.Mutex // held from reading rec until the change of rec is on the disk
 
 	mu      sync.Mutex
 	rec     record
-	unsaved error // why rec is not on the disk as it is; nil: it is
+	unsaved error // why the disk may not have rec; nil: the disk has rec
 	phase   runtime.Phase
 	message string
-	child   *child // what runs, nil between two runs
+	child   *child // the running process; nil between two runs
 	dog     watchdog
 	renewal renewal
 }
@@ -54,7 +55,7 @@ func (p *process) current() record {
 	return p.rec
 }
 
-// known reports whether there is a record: a slot that was made for a refused Start has none.
+// A process whose Start was refused has no record.
 func (p *process) known() bool { return p.current().Spec.ID != "" }
 
 func (p *process) stopping() bool {
@@ -63,11 +64,11 @@ func (p *process) stopping() bool {
 	return p.toStop()
 }
 
-// toStop is stopping for who holds mu.
+// The caller holds mu.
 func (p *process) toStop() bool { return p.rec.Desired == wantStop || p.dog.expired }
 
-// commit changes the record on disk and then in memory, or not at all. What clients see becomes phase and message at
-// the same moment, so that no status shows half of a step.
+// commit changes the record on the disk and then in memory. If the disk fails, the record in memory stays as it is.
+// Record, phase and message change at the same moment, so that clients never see half of a step.
 func (p *process) commit(phase runtime.Phase, message string, change func(*record)) error {
 	p.write.Lock()
 	defer p.write.Unlock()
@@ -75,17 +76,17 @@ func (p *process) commit(phase runtime.Phase, message string, change func(*recor
 	change(&next)
 	if err := p.sup.records.Save(next); err != nil {
 		p.mu.Lock()
-		p.unsaved = err // it may be on the disk all the same
+		p.unsaved = err // the disk may have the change nevertheless
 		p.mu.Unlock()
 		return err
 	}
-	p.install(next, nil, phase, message)
+	p.set(next, nil, phase, message)
 	return nil
 }
 
-// note is commit for what counts even if it cannot be written: something that has happened already, and a stop. A
-// successor that reads the old record finds the pid gone and comes to the same conclusion, except for how the process
-// ended. A stop is confirmed only once it is on the disk.
+// note keeps the change in memory even if the disk fails. It is for an event that has happened, and for a stop. If the
+// next supervisor reads the old record, it finds that the pid is gone, and does not know how the process ended. A stop
+// is confirmed only when it is on the disk.
 func (p *process) note(phase runtime.Phase, message string, change func(*record)) {
 	p.write.Lock()
 	defer p.write.Unlock()
@@ -95,17 +96,16 @@ func (p *process) note(phase runtime.Phase, message string, change func(*record)
 	if err != nil {
 		p.log("state not written", map[string]any{"error": err})
 	}
-	p.install(next, err, phase, message)
+	p.set(next, err, phase, message)
 }
 
-func (p *process) install(next record, unsaved error, phase runtime.Phase, message string) {
+func (p *process) set(next record, unsaved error, phase runtime.Phase, message string) {
 	p.mu.Lock()
 	p.rec, p.unsaved, p.phase, p.message = next, unsaved, phase, message
 	p.mu.Unlock()
 	p.sup.changed(p)
 }
 
-// enter changes what clients see where the record stays as it is.
 func (p *process) enter(phase runtime.Phase) {
 	p.mu.Lock()
 	p.phase, p.message = phase, ""
@@ -124,17 +124,19 @@ func (p *process) log(msg string, fields map[string]any) {
 	p.sup.cfg.Log(msg, fields)
 }
 
-// status returns what clients see, false for a slot without a record.
+// status returns the state that clients see. For a process without a record, it returns false.
 func (p *process) status() (localStatus, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st := localStatus{p.rec.Spec, runtime.State{
-		Phase: p.phase, Restarts: max(p.rec.Starts-1, 0), ShortRuns: p.rec.ShortRuns, LastExit: p.rec.LastExit, Message: p.message,
+		Phase: p.phase, Restarts: max(p.rec.Starts-1,
+			0), ShortRuns: p.rec.ShortRuns, LastExit: p.rec.LastExit, Message: p.message,
 	}}
-	if p.rec.PID != 0 && p.phase != runtime.Backoff { // in backoff it is one that a successor found gone
+	// In Backoff, rec can still have the pid of a process that this supervisor did not find any more.
+	if p.rec.PID != 0 && p.phase != runtime.Backoff {
 		st.PID, st.StartedAt = p.rec.PID, p.rec.StartedAt
 	}
-	switch { // whatever the run loop was at when it was asked to stop
+	switch { // while a process must stop, clients see only Stopping or Stopped
 	case p.toStop() && p.rec.Done && p.unsaved == nil:
 		st.Phase = runtime.Stopped
 	case p.toStop() && st.Phase != runtime.Stopped:
@@ -143,8 +145,8 @@ func (p *process) status() (localStatus, bool) {
 	return st, p.rec.Spec.ID != ""
 }
 
-// adrift notes that nobody can say what became of a process that an earlier supervisor has started. It may run; nothing is
-// done about it.
+// adrift records that a process of an earlier supervisor could not be checked. It may run, so this supervisor does not
+// touch it.
 func (p *process) adrift(err error) {
 	id := p.rec.Spec.ID
 	p.broken = fmt.Errorf("take over %s: %w", id, err)
@@ -152,8 +154,8 @@ func (p *process) adrift(err error) {
 	p.sup.cfg.Log("process not taken over", map[string]any{"process": id, "error": err})
 }
 
-// takeOver tries again, until ctx ends, to find a process that is adrift, and begins to keep it. One whose record cannot be
-// read stays as it is.
+// takeOver tries until ctx ends to find a process that is adrift, and then supervises it. If the record cannot be read,
+// it does nothing.
 func (p *process) takeOver(ctx context.Context) {
 	for p.known() && p.current().Spec.validate() == nil && wait.Pause(ctx, retryWatch) == nil {
 		c, phase, err := p.sup.recover(p.current())
@@ -170,7 +172,7 @@ func (p *process) takeOver(ctx context.Context) {
 	}
 }
 
-// begin starts the run loop. c is what an earlier supervisor left, or nil. The caller holds op.
+// c is the running process that an earlier supervisor left, or nil. The caller holds p.op.
 func (p *process) begin(c *child) {
 	ended := make(chan struct{})
 	p.setChild(c)
@@ -186,8 +188,8 @@ func (p *process) begin(c *child) {
 	p.kept(p.recall)
 }
 
-// runLoop returns when the process is stopped or done, or when ctx ends, leaving everything as it runs.
-// recalled ends with ctx, and as soon as a stop is desired.
+// runLoop returns when the process is stopped, or has ended and is not started again. When ctx ends, it returns and
+// leaves the process running. recalled ends when ctx ends, or when the process must stop.
 func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 	for ctx.Err() == nil {
 		switch {
@@ -210,20 +212,21 @@ func (p *process) runLoop(ctx, recalled context.Context, c *child) {
 	}
 }
 
-// stopped notes that nothing of the process runs any more. It returns once the record on the disk says that the process
-// is to be stopped, or when ctx ends. The stop waits for that, because a successor starts again what the record has run.
+// stopped is called when no process runs any more. It returns when the record on the disk has the stop, or when ctx
+// ends. It waits for this write, because the next supervisor starts every process that should run according to its
+// record.
 func (p *process) stopped(ctx context.Context) {
 	msg, fields := "process stopped", map[string]any{}
 	if p.current().Desired != wantStop {
 		msg, fields = "process stopped by itself", map[string]any{"reason": p.whyExpired()}
 	}
-	for told := false; ; told = true {
+	for logged := false; ; logged = true {
 		err := p.saveStop()
 		if err == nil {
 			p.log(msg, fields)
 			return
 		}
-		if !told {
+		if !logged {
 			p.log("process ended, and its stop cannot be recorded yet", map[string]any{"error": err})
 		}
 		if wait.Pause(ctx, retryWatch) != nil {
@@ -232,7 +235,6 @@ func (p *process) stopped(ctx context.Context) {
 	}
 }
 
-// saveStop has the record on the disk say that nothing of the process is to run, unless it says so.
 func (p *process) saveStop() error {
 	p.mu.Lock()
 	saved := p.rec.Desired == wantStop && p.unsaved == nil
@@ -251,8 +253,7 @@ func (p *process) saveStop() error {
 	return err
 }
 
-// start launches the program and returns it, or nil when it could not be started. Clients see that it starts again, and that this is
-// one more restart, at the same moment.
+// If the program could not be started, start returns nil.
 func (p *process) start(recalled context.Context) *child {
 	with := p.current().Spec
 	c, err := p.launch(recalled)
@@ -265,7 +266,7 @@ func (p *process) start(recalled context.Context) *child {
 		return nil
 	}
 	p.setChild(c)
-	if !p.current().Spec.same(with) { // somebody asked for other limits meanwhile
+	if !p.current().Spec.same(with) { // a client changed the limits meanwhile
 		p.keepLimits()
 	}
 	p.enter(runtime.Running)
@@ -273,12 +274,13 @@ func (p *process) start(recalled context.Context) *child {
 	return c
 }
 
-// attend stays with a running process until nothing of it is left, true, or ctx ends, false.
+// attend waits until a running process ends, or ends it if it must stop. It returns false when ctx ends.
 func (p *process) attend(ctx, recalled context.Context, c *child) bool {
-	since := time.Now() // of an adopted process the run counts from here: the wall clock may have jumped
+	since := time.Now() // not StartedAt of a process that was taken over, because the wall clock may have jumped
 	held, release := p.hold(recalled)
 	defer release()
-	if !p.stopping() { // a predecessor may not have finished a stop; nobody recalls for that one
+	// If an earlier supervisor did not finish a stop, no recall comes for it.
+	if !p.stopping() {
 		p.awaitStable(held, c)
 		p.await(held, c)
 	}
@@ -291,7 +293,7 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 		return false
 	}
 	exit := c.status(p.current().Spec.Name)
-	if !end && c.Cgroup != "" { // what is stopped was killed by us
+	if !end && c.Cgroup != "" { // in a stop, the supervisor itself may have killed the process
 		starved(&exit, isolate.MemoryOf(c.Cgroup).Since(c.before), p.current().Spec.memory())
 	}
 	p.sup.family.forget(c.PID)
@@ -321,13 +323,11 @@ func (p *process) attend(ctx, recalled context.Context, c *child) bool {
 	return true
 }
 
-// stableAfter is how long a run lasts that is not a short one.
 func (p *process) stableAfter() time.Duration {
 	return max(p.sup.cfg.StableAfter, p.current().Spec.Restart.Stable, p.stable)
 }
 
-// awaitStable stays with a process that follows short runs until it has run for long enough for these to be forgotten. It returns
-// before that when the process has ended or recalled ends.
+// awaitStable resets the number of short runs when the process has run for long enough.
 func (p *process) awaitStable(recalled context.Context, c *child) {
 	if p.current().ShortRuns == 0 {
 		return
@@ -341,25 +341,24 @@ func (p *process) awaitStable(recalled context.Context, c *child) {
 	}
 }
 
-// await returns when the process has ended or recalled ends, and for no other reason.
 func (p *process) await(recalled context.Context, c *child) {
 	for {
 		err := c.Wait(recalled)
 		if err == nil || recalled.Err() != nil {
 			return
 		}
-		// Not knowing is no reason to touch what may run well: look again.
+		// The process may run well, so only wait for it again.
 		p.log("process not watched", map[string]any{"pid": c.PID, "error": err})
 		_ = wait.Pause(recalled, retryWatch)
 	}
 }
 
-// terminate asks the whole session to end and kills it after the grace. It returns false when ctx ended first.
+// terminate returns false if ctx ends first.
 func (p *process) terminate(ctx context.Context, c *child) bool {
 	grace, cancel := context.WithTimeout(ctx, p.current().Spec.StopGrace)
 	defer cancel()
-	// SIGCONT, because a stopped process would sleep through the request and then be killed without a chance.
-	ask, _ := p.current().Spec.Signal() // validate has seen it
+	// SIGCONT too, because a process that was stopped by a signal would not handle the request, and would be killed.
+	ask, _ := p.current().Spec.Signal() // Validate has checked the name
 	for _, sig := range []unix.Signal{ask, unix.SIGCONT} {
 		if _, err := c.Signal(&p.sup.scanner, sig); err != nil {
 			p.log("signal not sent", map[string]any{"error": err})
@@ -371,7 +370,7 @@ func (p *process) terminate(ctx context.Context, c *child) bool {
 	return p.empty(ctx, c, unix.SIGKILL)
 }
 
-// empty sends sig again and again until nothing of the session runs. It returns false when ctx ended first.
+// empty sends sig again and again until no process of the session runs. It returns false if ctx ends first.
 func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
 	for look := firstLook; ctx.Err() == nil; look = min(2*look, lastLook) {
 		live, err := c.Signal(&p.sup.scanner, sig)
@@ -385,7 +384,7 @@ func (p *process) empty(ctx context.Context, c *child, sig unix.Signal) bool {
 	return false
 }
 
-// removeCgroup removes the empty cgroup of a process that is gone. One that stays costs next to nothing.
+// If the removal fails, the cgroup costs almost nothing.
 func (p *process) removeCgroup(c *child) {
 	if c.Cgroup == "" {
 		return
@@ -395,7 +394,7 @@ func (p *process) removeCgroup(c *child) {
 	}
 }
 
-// pause waits until the next start is due. It returns false when it was interrupted.
+// If recalled ends first, pause returns false.
 func (p *process) pause(recalled context.Context) bool {
 	rec := p.current()
 	delay := rec.Spec.Restart.Delay(rec.ShortRuns, p.sup.cfg.RestartDelay, p.sup.cfg.MaxRestartDelay)

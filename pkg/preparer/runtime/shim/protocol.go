@@ -9,41 +9,40 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// The protocol is HTTP with JSON over a unix socket. A preparer may be newer than the supervisor that it meets, so
-// fields are only ever added, unknown ones are ignored, and another meaning gets another path.
+// The protocol is HTTP with JSON over a unix socket. A preparer may be newer than its supervisor. Therefore fields are
+// only added, unknown fields are ignored, and a changed meaning gets a new path.
 const (
 	startPath   = "/v1/start"   // POST localSpec
-	stopPath    = "/v1/stop"    // POST target; answers when nothing runs
-	restartPath = "/v1/restart" // POST runtime.RestartRequest; answers when that is under way
-	relimitPath = "/v1/relimit" // POST runtime.LimitRequest; answers when what runs is held to them
+	stopPath    = "/v1/stop"    // POST target; answers when no process of the target runs
+	restartPath = "/v1/restart" // POST runtime.RestartRequest; answers when the restart is under way
+	relimitPath = "/v1/relimit" // POST runtime.LimitRequest; answers when the running process has the limits
 	removePath  = "/v1/remove"  // POST target
-	watchPath   = "/v1/watch"   // GET ?cursor=&base=; answers with snapshot, or 204 when nothing changed for a while
-	pingPath    = "/v1/ping"    // GET; answers when every write to the disk that was under way is over
+	watchPath   = "/v1/watch"   // GET ?cursor=&base=; answers with snapshot, or 204 if nothing changed for a while
+	pingPath    = "/v1/ping"    // GET; answers when all writes to the disk that were under way are over
 )
 
-// maxRequest bounds what a client may send, in bytes. A manifest has at most 64 KiB.
+// maxRequest is the largest request of a client, in bytes. A manifest has at most 64 KiB.
 const maxRequest = 4 << 20
 
-// target names a process.
 type target struct {
 	ID string `json:"id"`
 }
 
-// snapshot is the answer to a watch. A client that still has the answer to an earlier cursor asks with this as its base, and
-// need only be told what has changed since.
+// snapshot is the answer to a watch. A client that still has an earlier answer sends its cursor as the base, and gets
+// only the changes since.
 type snapshot struct {
 	Processes []localStatus `json:"processes"` // in the order of their ids
-	// Cursor has the supervisor's random instance in its upper half, so that one from another supervisor never
-	// equals the current one and is answered at once.
+	// Cursor has a random number of this supervisor in its upper half. So a watch with a cursor from another supervisor
+	// is answered at once.
 	Cursor uint64 `json:"cursor"`
-	// Base is the cursor that the client has the answer to: Processes are those that have changed since, and none has gone.
-	// Zero: they are all, as they always are from a supervisor that knows no base.
+	// Base is the client's base, if Processes has only the processes that have changed since. Zero: Processes has all
+	// processes. An old supervisor always sends zero.
 	Base uint64 `json:"base,omitempty"`
-	// Watchdogs: the supervisor heeds them. One from before there were any does not, and forgets that a specification has one.
+	// Watchdogs: the supervisor supports watchdogs. An older supervisor drops the field Watchdog from specifications.
 	Watchdogs bool `json:"watchdogs,omitempty"`
 }
 
-// over returns the snapshot of all processes that an answer makes of its base.
+// over applies the changes in s to the snapshot base.
 func (s snapshot) over(base snapshot) snapshot {
 	if s.Base == 0 {
 		return s
@@ -61,18 +60,18 @@ func (s snapshot) over(base snapshot) snapshot {
 	return snapshot{Processes: append(all, rest...), Cursor: s.Cursor, Watchdogs: s.Watchdogs}
 }
 
-// search returns where a process is, or would be, among others in the order of their ids.
+// If the sorted list does not have the process, search returns where it belongs.
 func search(procs []localStatus, id string) (at int, found bool) {
-	return slices.BinarySearchFunc(procs, id, func(st localStatus, id string) int { return strings.Compare(st.Spec.ID, id) })
+	return slices.BinarySearchFunc(procs, id,
+		func(st localStatus, id string) int { return strings.Compare(st.Spec.ID, id) })
 }
 
-// failure is the body of any answer but 2xx.
 type failure struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 }
 
-// kinds tell which error a failure stands for on the other side. An error of no kind stays a text.
+// kinds has the errors that the client returns for the codes of failures. A failure with another code has only a text.
 var kinds = []struct {
 	code   string
 	is     error
@@ -94,15 +93,14 @@ func failureOf(err error) (f failure, status int) {
 	return failure{Code: "error", Message: err.Error()}, http.StatusInternalServerError
 }
 
-// remoteError is a failure on the client's side: the supervisor's words, and the sentinel behind them.
+// remoteError is a failure that the supervisor sent.
 type remoteError struct{ failure }
 
-func (e remoteError) Error() string { return e.Message }
+func (r remoteError) Error() string { return r.Message }
 
-// Unwrap returns the sentinel, nil where there is none.
-func (e remoteError) Unwrap() error {
+func (r remoteError) Unwrap() error {
 	for _, kind := range kinds {
-		if kind.code == e.Code {
+		if kind.code == r.Code {
 			return kind.is
 		}
 	}

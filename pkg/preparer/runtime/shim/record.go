@@ -8,7 +8,6 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// desired is what a client asked for.
 type desired string
 
 const (
@@ -16,23 +15,23 @@ const (
 	wantStop desired = "stop"
 )
 
-// record is what the supervisor's successor must know about one process, in state/<id>.json.
+// record is what the next supervisor must know about one process. It is on the disk in state/<id>.json.
 type record struct {
 	Spec    localSpec `json:"spec"`
 	Desired desired   `json:"desired"`
 
-	PID       int       `json:"pid,omitempty"`   // zero: nothing of it runs
-	Start     uint64    `json:"start,omitempty"` // see stat.start; with Boot it tells the process from a later one
-	Boot      string    `json:"boot,omitempty"`  // start of the machine that the record was last run in
+	PID       int       `json:"pid,omitempty"`   // zero: the process does not run
+	Start     uint64    `json:"start,omitempty"` // see proc.Stat.Start; with Boot it identifies the process
+	Boot      string    `json:"boot,omitempty"`  // id of the machine's boot in which the process last ran
 	StartedAt time.Time `json:"started_at,omitzero"`
 
 	Starts    int       `json:"starts,omitempty"`     // since the last Start call
 	ShortRuns int       `json:"short_runs,omitempty"` // in a row, each shorter than StableAfter
 	LastExit  *pod.Exit `json:"last_exit,omitempty"`
-	Done      bool      `json:"done,omitempty"` // it ended, nothing of it runs, and its policy leaves it at that
+	Done      bool      `json:"done,omitempty"` // it ended, and its policy does not restart it
 }
 
-// recordsIn are the state files in a directory. Each is replaced as a whole and durable when a call returns.
+// When Save of the result returns, the file survives a power failure.
 func recordsIn(dir string) *durable.Files[record] {
 	return &durable.Files[record]{
 		Dir: dir, What: "state", Check: (*record).check, Name: func(r *record) string { return r.Spec.ID },

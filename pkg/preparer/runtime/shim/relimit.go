@@ -7,8 +7,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/isolate"
 )
 
-// relimit holds a process to other limits. What runs has them before the record does: a supervisor that dies in
-// between leaves a record by which its successor takes them back, and whoever asked asks again.
+// relimit changes the limits first in the cgroup and then in the record. If the supervisor dies in between, the next
+// one restores the limits from the record, and the client asks again.
 func (s *supervisor) relimit(to runtime.LimitRequest) error {
 	p := s.find(to.ID)
 	if p == nil {
@@ -25,7 +25,8 @@ func (s *supervisor) relimit(to runtime.LimitRequest) error {
 	case now.cgroup() == "":
 		return fmt.Errorf("%w: %s has no cgroup", runtime.ErrKeepsLimits, to.ID)
 	case to.CPU < 0, to.Memory < 0:
-		return fmt.Errorf("%w: limits of cpu %d and memory %d; allowed: zero for none, or more", runtime.ErrInvalid, to.CPU, to.Memory)
+		return fmt.Errorf("%w: limits of cpu %d and memory %d; allowed: zero for none, or more", runtime.ErrInvalid,
+			to.CPU, to.Memory)
 	}
 	next := now.limitedTo(to)
 	p.limits.Lock()
@@ -46,16 +47,15 @@ func (s *supervisor) relimit(to runtime.LimitRequest) error {
 	return nil
 }
 
-// limitedTo returns the specification with other limits of a process that has a cgroup.
-func (s localSpec) limitedTo(to runtime.LimitRequest) localSpec {
-	confined := *s.Isolation
+// The process must have a cgroup.
+func (l localSpec) limitedTo(to runtime.LimitRequest) localSpec {
+	confined := *l.Isolation
 	confined.CPU, confined.Memory = to.CPU, to.Memory
-	s.Isolation = &confined
-	return s
+	l.Isolation = &confined
+	return l
 }
 
-// holdTo has what runs of the process, if anything does, held to the limits of a specification. The caller holds
-// limits.
+// The caller of holdTo holds p.limits.
 func (p *process) holdTo(spec localSpec) error {
 	p.mu.Lock()
 	runs := p.child != nil
@@ -66,8 +66,8 @@ func (p *process) holdTo(spec localSpec) error {
 	return isolate.Relimit(spec.cgroup(), spec.Isolation.Isolation)
 }
 
-// keepLimits has what runs held to the limits in the record, where it was started with others or a predecessor has not
-// come to an end with them.
+// keepLimits gives the running process the limits in its record. They can differ if the record changed during the
+// start, or if an earlier supervisor died during relimit.
 func (p *process) keepLimits() {
 	p.limits.Lock()
 	defer p.limits.Unlock()
@@ -76,7 +76,7 @@ func (p *process) keepLimits() {
 	}
 }
 
-// amend is commit where clients see what they saw besides.
+// amend is commit without a change of phase and message.
 func (p *process) amend(change func(*record)) error {
 	p.write.Lock()
 	defer p.write.Unlock()

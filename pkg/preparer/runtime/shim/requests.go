@@ -9,10 +9,12 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/wait"
 )
 
-// byHand is what to do about a process whose state cannot be read: it may run, and nothing is known that could end it.
-const byHand = "make sure that nothing of it runs, remove its state file and end the supervisor with SIGTERM: another one is started"
+// byHand is what an operator must do if the state of a process is not known. The process may run, and the supervisor
+// does not know how to end it.
+const byHand = "make sure that no process of it runs, remove its state file and end the supervisor with SIGTERM: " +
+	"the preparer starts another one"
 
-// slot returns the process of an id, a new one without a record if there is none.
+// If there is no such process, slot adds one without a record.
 func (s *supervisor) slot(id string) *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -24,14 +26,13 @@ func (s *supervisor) slot(id string) *process {
 	return p
 }
 
-// find returns the process of an id, nil if there is none.
 func (s *supervisor) find(id string) *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.procs[id]
 }
 
-// start accepts a process; its run loop starts it. One that is just being stopped is started again after that.
+// start accepts a process for its run loop. If the process is being stopped, start first waits until it has stopped.
 func (s *supervisor) start(ctx context.Context, spec localSpec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -49,7 +50,7 @@ func (s *supervisor) start(ctx context.Context, spec localSpec) error {
 	}
 }
 
-// accept records the spec and starts the run loop. A channel that comes back says when to try again.
+// If accept returns a channel, the caller must call it again when the channel is closed.
 func (p *process) accept(ctx context.Context, spec localSpec) (retry <-chan struct{}, err error) {
 	p.op.Lock()
 	defer p.op.Unlock()
@@ -71,7 +72,8 @@ func (p *process) accept(ctx context.Context, spec localSpec) (retry <-chan stru
 	case !closed(p.ended):
 		return p.ended, nil
 	}
-	err = p.commit(runtime.Starting, "", func(r *record) { *r = record{Spec: spec, Desired: wantRun, Boot: p.sup.boot, LastExit: r.LastExit} })
+	err = p.commit(runtime.Starting, "",
+		func(r *record) { *r = record{Spec: spec, Desired: wantRun, Boot: p.sup.boot, LastExit: r.LastExit} })
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +82,7 @@ func (p *process) accept(ctx context.Context, spec localSpec) (retry <-chan stru
 	return nil, nil
 }
 
-// stop returns nil when nothing of the process runs and nothing will start it.
+// stop returns nil when no process of this id runs and the stop is on the disk.
 func (s *supervisor) stop(ctx context.Context, id string) error {
 	p := s.find(id)
 	if p == nil {
@@ -95,15 +97,15 @@ func (s *supervisor) stop(ctx context.Context, id string) error {
 	case <-ctx.Done():
 		return errLeaving
 	}
-	// A run loop also returns, with the process running, when the supervisor leaves.
+	// When the supervisor shuts down, the run loop returns although its process still runs.
 	if ctx.Err() != nil {
 		return errLeaving
 	}
 	return p.confirm()
 }
 
-// confirm returns nil if the stop of a process of which nothing runs is on the disk. It writes what is not: a run loop
-// that ended because the process was done has not seen the stop.
+// confirm writes the stop to the disk if it is not there. Usually the run loop writes it. But if the process had ended
+// by itself, the run loop has ended too.
 func (p *process) confirm() error {
 	p.op.Lock()
 	defer p.op.Unlock()
@@ -116,9 +118,8 @@ func (p *process) confirm() error {
 	return p.commit(runtime.Stopped, "", func(*record) {})
 }
 
-// recordStop writes the request to stop to the disk before anything is done about it. A disk that does not take it keeps
-// nothing running: the run loop records the stop later, and returns after that. The channel that comes back is closed
-// when the run loop has returned.
+// recordStop writes to the disk that the process must stop, and wakes the run loop. If the write fails, the run loop
+// stops the process nevertheless, and returns only after it has written the stop. ended is closed then.
 func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	p.op.Lock()
 	defer p.op.Unlock()
@@ -131,7 +132,7 @@ func (p *process) recordStop() (ended <-chan struct{}, err error) {
 		return p.ended, nil
 	}
 	stop := func(r *record) { r.Desired = wantStop }
-	if closed(p.ended) { // it ended by itself, and no run loop is left that could record more
+	if closed(p.ended) { // the process ended by itself, so no run loop is left that could write the stop
 		return p.ended, p.commit(runtime.Stopping, "", stop)
 	}
 	p.note(runtime.Stopping, "", stop)
@@ -139,14 +140,14 @@ func (p *process) recordStop() (ended <-chan struct{}, err error) {
 	return p.ended, nil
 }
 
-// lookAtWrite is the pause between two looks at a write that is under way.
 const lookAtWrite = 10 * time.Millisecond
 
-// ping returns nil once no write to the disk is under way that was when it was called. A supervisor whose disk hangs
-// can neither start nor stop anything, although it answers.
+// ping waits for all writes to the disk that were under way when it was called, because a supervisor whose disk hangs
+// still answers requests, but cannot start or stop any process.
 func (s *supervisor) ping(ctx context.Context) error {
 	for _, p := range s.all() {
-		for !p.write.TryLock() { // not Lock, which would wait for a disk that hangs after the client has left
+		// TryLock, because Lock would still wait for a hanging disk after the client has given up
+		for !p.write.TryLock() {
 			if wait.Pause(ctx, lookAtWrite) != nil {
 				return errLeaving
 			}
@@ -171,7 +172,7 @@ func (s *supervisor) remove(id string) error {
 		return nil
 	case p.known():
 		if now := p.current(); now.Done && now.Desired == wantRun {
-			<-p.ended // the run loop has nothing left to do
+			<-p.ended // returns soon, because the run loop has nothing left to do
 		} else if now.Desired != wantStop || !closed(p.ended) {
 			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
 		}

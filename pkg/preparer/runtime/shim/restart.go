@@ -7,15 +7,14 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// renewal is what the process's run loop needs to end a run because somebody has asked for the next. The process's mu
-// guards it.
+// renewal is a client's request to end the present run and start the next. process.mu guards it.
 type renewal struct {
-	asked *runtime.RestartRequest // for the present run; nil: nobody has
-	wake  context.CancelFunc      // has the run loop look at that; nil while it attends to no run
+	asked *runtime.RestartRequest // the request for the present run; nil: none
+	wake  context.CancelFunc      // makes the run loop read asked; nil while no run is attended
 }
 
-// restart has the run loop end a run and start the next, unless the run is over or about to be. It writes nothing: if
-// the supervisor dies before the run has ended, whoever asked finds the run still there, and asks again.
+// restart makes the run loop end a run and start the next run. It writes nothing to the disk. If the supervisor dies
+// before the run has ended, the client sees that the run still exists, and asks again.
 func (s *supervisor) restart(ask runtime.RestartRequest) error {
 	p := s.find(ask.ID)
 	if p == nil {
@@ -35,7 +34,7 @@ func (s *supervisor) restart(ask runtime.RestartRequest) error {
 	return nil
 }
 
-// renew notes what was asked for, and returns whether that is news about what runs.
+// renew stores the request, and returns true, if it is about the present run and no other request is stored.
 func (p *process) renew(ask runtime.RestartRequest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -48,7 +47,7 @@ func (p *process) renew(ask runtime.RestartRequest) bool {
 	return true
 }
 
-// hold returns a context that ends with recalled, and as soon as somebody asks for the end of the present run.
+// hold returns a context that ends when recalled ends, or when a client asks for the end of the present run.
 func (p *process) hold(recalled context.Context) (held context.Context, release func()) {
 	held, wake := context.WithCancel(recalled)
 	p.mu.Lock()
@@ -62,7 +61,7 @@ func (p *process) hold(recalled context.Context) (held context.Context, release 
 	}
 }
 
-// askedFor returns what was asked for about a run that has not ended by itself, nil for nothing.
+// If the run has ended by itself, askedFor returns nil.
 func (p *process) askedFor(c *child) *runtime.RestartRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,11 +13,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/shim"
 )
 
-// The tests of this file are about runs that end because somebody asked for the next.
-
 const hungReason = "its health check failed for 10s"
 
-// ask returns what asks for the end of a run.
 func ask(st runtime.Status) runtime.RestartRequest {
 	return runtime.RestartRequest{ID: st.Spec.ID, PID: st.PID, StartedAt: st.StartedAt, Reason: hungReason}
 }
@@ -29,7 +26,6 @@ func (b *bench) restart(ask runtime.RestartRequest) {
 	}
 }
 
-// again waits for the run that follows one.
 func (b *bench) again(was runtime.Status) runtime.Status {
 	b.Helper()
 	return b.await(was.Spec.ID, "started again", func(st runtime.Status) bool {
@@ -37,10 +33,11 @@ func (b *bench) again(was runtime.Status) runtime.Status {
 	})
 }
 
-// A run ends as at a stop, and is followed by the next also where its end looks well. A request that comes late, twice,
-// or about another run changes nothing.
+// The run ends as at a stop, and the next run starts, even if the exit looks like a success. A request that is late,
+// repeated, or about another run changes nothing.
 func (b *bench) TestRestartOnRequest() {
-	first := b.startReady(b.policy("p", runtime.OnFailure, `trap 'echo bye; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
+	first := b.startReady(b.policy("p", runtime.OnFailure,
+		`trap 'echo bye; exit 0' TERM; : > ready; while :; do sleep 0.01; done`))
 	b.restart(ask(first))
 	second := b.again(first)
 	b.wantGone(first.PID)
@@ -59,8 +56,7 @@ func (b *bench) TestRestartOnRequest() {
 		b.restart(r)
 	}
 	b.wantRuns("p", 2)
-	// A successor takes requests about what it has found running, as soon as it attends to that. Until then it drops them,
-	// so they are repeated.
+	// The next supervisor accepts requests only when it attends to the process that it found, so the test repeats them.
 	b.node.killSupervisor(b.T)
 	third := b.node.await(b.T, second.Spec.ID, "started again", func(st runtime.Status) bool {
 		if st.Restarts == second.Restarts {
@@ -83,7 +79,7 @@ func (b *bench) TestRestartKillsAfterGrace() {
 	b.wantGone(first.PID)
 }
 
-// A stop takes precedence, whenever it comes.
+// A stop has priority over a restart, before and after it.
 func (b *bench) TestStopDuringARestart() {
 	spec := b.script("p", `echo $$ >> pid; trap ': > asked' TERM; : > ready; while :; do sleep 0.01; done`)
 	spec.StopGrace = time.Second
@@ -105,8 +101,8 @@ func (b *bench) TestRestartOfNever() {
 	b.wantRuns("p", 1)
 }
 
-// A run that is shorter than the request says is a short one, and the next is judged by the same length. After a
-// request that says nothing all is as ever.
+// If a run is shorter than the request's Stable, it is a short run. The same length applies to the next run. A request
+// without Stable changes nothing.
 func TestRunsThatCountAsShort(t *testing.T) {
 	t.Parallel()
 	const delay, stable = 300 * time.Millisecond, 20 * time.Millisecond
@@ -116,11 +112,12 @@ func TestRunsThatCountAsShort(t *testing.T) {
 		says time.Duration
 		want int
 	}{{time.Hour, 1}, {time.Hour, 2}, {time.Hour, 3}, {0, 1}, {0, 1}, {time.Hour, 1}} {
-		st := n.await(t, "a", "runs", func(st runtime.Status) bool { return st.Phase == runtime.Running && st.Restarts == i })
-		if i > 3 { // nothing is said any more of this run
+		st := n.await(t, "a", "runs",
+			func(st runtime.Status) bool { return st.Phase == runtime.Running && st.Restarts == i })
+		if i > 3 { // no request has set Stable for this run
 			st = n.await(t, "a", "runs for long enough", func(st runtime.Status) bool { return st.ShortRuns == 0 })
 		}
-		seen := time.Now() // the supervisor counts from about then
+		seen := time.Now() // the supervisor measures from about this time
 		Eventually(t, "it has run for long enough", func() bool { return time.Since(seen) > 20*stable })
 		r := ask(st)
 		r.Stable = step.says
@@ -134,7 +131,7 @@ func TestRunsThatCountAsShort(t *testing.T) {
 	}
 }
 
-// A supervisor from before there were such requests says that it knows none.
+// A supervisor that does not know this request gives ErrTooOld.
 func TestRestartByAnOlderSupervisor(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -13,26 +13,27 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/oneshot"
 )
 
-// clearWait bounds how long the removal of a cgroup waits for what was killed in it, and clearGap is between two looks.
+// How long, and in which steps, the removal of a cgroup waits for the killed processes in it.
 const (
 	clearWait = time.Second
 	clearGap  = 2 * time.Millisecond
 )
 
-// onceGroup is the part of the node's cgroup that programs are in which run once.
+// onceGroup is the cgroup for programs that run once, below the node's cgroup.
 const onceGroup = "hooks"
 
-// RunOnce implements runtime.Runtime. The supervisor has no part in it: the program ends with this process.
+// RunOnce does not use the supervisor, because the program must end with this process.
 func (c *Client) RunOnce(ctx context.Context, run runtime.Once, streams runtime.Streams) (runtime.Exit, error) {
 	confined := c.confine(run.Isolation, filepath.Join(onceGroup, run.Name))
 	if confined != nil && confined.Cgroup != "" {
 		defer clearCgroup(confined.Cgroup)
 	}
-	return oneshot.Run(ctx, oneshot.Command{Argv: run.Command, Env: run.Env, Dir: run.Dir, Isolation: confined, Streams: streams})
+	return oneshot.Run(ctx,
+		oneshot.Command{Argv: run.Command, Env: run.Env, Dir: run.Dir, Isolation: confined, Streams: streams})
 }
 
-// clearCgroup ends what a guard that was killed has left, and removes the cgroup. One that stays costs next to nothing, and the next run of
-// the program has it again.
+// clearCgroup kills the processes that are left in a cgroup if their guard was killed, and removes the cgroup. If the
+// removal fails, the next run of the program uses the cgroup again.
 func clearCgroup(dir string) {
 	_ = isolate.Kill(dir)
 	for deadline := time.Now().Add(clearWait); isolate.Remove(dir) != nil && time.Now().Before(deadline); {
@@ -41,7 +42,7 @@ func clearCgroup(dir string) {
 	isolate.Prune(filepath.Dir(dir))
 }
 
-// Exec implements runtime.Runtime. An error to test for besides: ErrUnreachable.
+// Exec can also return ErrUnreachable.
 func (c *Client) Exec(ctx context.Context, id string, command []string, streams runtime.Streams) (runtime.Exit, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -49,7 +50,7 @@ func (c *Client) Exec(ctx context.Context, id string, command []string, streams 
 	if err != nil {
 		return runtime.Exit{}, fmt.Errorf("run a command beside %s: %w", id, err)
 	}
-	defer func() { _ = lock.Close() }() // it is closed already where the command was started
+	defer func() { _ = lock.Close() }() // if the command was started, Run has closed it already
 	go func() {
 		select {
 		case <-ended:
@@ -66,7 +67,7 @@ func (c *Client) Exec(ctx context.Context, id string, command []string, streams 
 	})
 }
 
-// specOf returns what a process was started from. Whoever was told of the process needs no supervisor for that.
+// specOf asks the supervisor if the latest snapshot does not have the process.
 func (c *Client) specOf(ctx context.Context, id string) (localSpec, error) {
 	if seen := c.seen.Load(); seen != nil {
 		if spec, ok := seen.beside(id); ok {
@@ -83,7 +84,7 @@ func (c *Client) specOf(ctx context.Context, id string) (localSpec, error) {
 	return localSpec{}, runtime.ErrNotRunning
 }
 
-// beside returns what a process was started from, false when no command may run beside it.
+// If no command may run beside the process, beside returns false.
 func (s *snapshot) beside(id string) (localSpec, bool) {
 	at, found := search(s.Processes, id)
 	if !found {
@@ -97,8 +98,9 @@ func (s *snapshot) beside(id string) (localSpec, bool) {
 	}
 }
 
-// Bound says what all processes in the node's cgroup may take together: thousandths of a core and bytes; zero: not bounded. It ends
-// there what an earlier client has left of programs that ran once. Their guards end them too; this is for what a guard cannot.
+// Bound limits how much CPU, in thousandths of a core, and memory, in bytes, all processes in the node's cgroup use
+// together; zero: no bound. It also kills programs of RunOnce that an earlier client left in this cgroup because their
+// guards were killed.
 func (c *Client) Bound(cpu, memory int64) error {
 	if c.cfg.Cgroup == "" {
 		return nil
@@ -107,6 +109,6 @@ func (c *Client) Bound(cpu, memory int64) error {
 		return err
 	}
 	left := filepath.Join(c.cfg.Cgroup, onceGroup)
-	_ = errors.Join(isolate.Kill(left), isolate.Remove(left)) // what is still in there goes with the next
+	_ = errors.Join(isolate.Kill(left), isolate.Remove(left)) // if some are left, the next call removes them
 	return nil
 }

@@ -11,15 +11,18 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// handler serves the protocol. Contexts of requests end with the client's connection and with the supervisor.
+// A request's context ends when the client's connection or the supervisor ends.
 func (s *supervisor) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+startPath, post(s, s.start))
 	mux.HandleFunc("POST "+stopPath, post(s, func(ctx context.Context, t target) error { return s.stop(ctx, t.ID) }))
-	mux.HandleFunc("POST "+restartPath, post(s, func(_ context.Context, ask runtime.RestartRequest) error { return s.restart(ask) }))
-	mux.HandleFunc("POST "+relimitPath, post(s, func(_ context.Context, to runtime.LimitRequest) error { return s.relimit(to) }))
+	mux.HandleFunc("POST "+restartPath,
+		post(s, func(_ context.Context, ask runtime.RestartRequest) error { return s.restart(ask) }))
+	mux.HandleFunc("POST "+relimitPath,
+		post(s, func(_ context.Context, to runtime.LimitRequest) error { return s.relimit(to) }))
 	mux.HandleFunc("POST "+removePath, post(s, func(_ context.Context, t target) error { return s.remove(t.ID) }))
-	mux.HandleFunc("GET "+pingPath, func(w http.ResponseWriter, r *http.Request) { s.answer(w, nil, s.ping(r.Context())) })
+	mux.HandleFunc("GET "+pingPath,
+		func(w http.ResponseWriter, r *http.Request) { s.answer(w, nil, s.ping(r.Context())) })
 	mux.HandleFunc("GET "+watchPath, func(w http.ResponseWriter, r *http.Request) {
 		var cursors [2]uint64
 		for i, text := range []string{r.URL.Query().Get("cursor"), cmp.Or(r.URL.Query().Get("base"), "0")} {
@@ -42,7 +45,7 @@ func (s *supervisor) handler() http.Handler {
 	return mux
 }
 
-// post serves one kind of request, which is answered with nothing but how it went.
+// If do returns nil, the answer has no content.
 func post[T any](s *supervisor, do func(context.Context, T) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in T
@@ -56,7 +59,6 @@ func post[T any](s *supervisor, do func(context.Context, T) error) http.HandlerF
 	}
 }
 
-// answer sends the body, or no content without one, or the error.
 func (s *supervisor) answer(w http.ResponseWriter, body any, err error) {
 	status := http.StatusOK
 	switch {
@@ -74,5 +76,5 @@ func (s *supervisor) answer(w http.ResponseWriter, body any, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(data) // a client that is gone asks again
+	_, _ = w.Write(data) // if the connection is lost, the client asks again
 }

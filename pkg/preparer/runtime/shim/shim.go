@@ -1,14 +1,13 @@
-// Package shim is the built-in runtime: one small supervisor process per node that keeps the processes of pods
-// running and outlives the preparer.
+// Package shim is the built-in runtime. It has one small supervisor process for each node. The supervisor keeps the
+// processes of pods running, and outlives the preparer.
 //
-// Three kinds of process are involved, all of the same binary. The preparer holds a Client. The supervisor runs Serve.
-// For each start the supervisor makes a stub, see package stub: it waits until its pid is recorded on disk and then
-// becomes the real program. So the supervisor may be killed at any instant (R12): its successor finds every process
-// that runs, and there is none that is not recorded. Programs write straight into their log files, and nothing that
-// they need passes through the supervisor.
+// The preparer has a Client. The supervisor runs Serve. For each start of a program, the supervisor starts a stub,
+// which waits until its pid is recorded on the disk, and then becomes the program. So the supervisor can be killed at
+// any instant (R12): the disk has a record of every process that runs, and the next supervisor finds them all. Programs
+// write directly to their log files, and continue to run without a supervisor.
 //
-// A service manager that starts the preparer must not kill the supervisor along with it: under systemd the unit says
-// KillMode=process.
+// A service manager that stops the preparer must not kill the supervisor. Under systemd, the unit has KillMode=process
+// for this reason.
 package shim
 
 import (
@@ -25,9 +24,9 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/listen"
 )
 
-// Errors that a caller may test for, besides those of package runtime.
+// Errors that a caller can test for, besides the errors of package runtime.
 var (
-	// ErrRunning is returned by Serve when another supervisor works in the directory.
+	// ErrRunning is returned by Serve if another supervisor runs in the directory.
 	ErrRunning = errors.New("a supervisor is already running in this directory")
 	// ErrUnreachable is returned by a Client that could neither reach nor start a supervisor.
 	ErrUnreachable = errors.New("no supervisor answers")
@@ -35,7 +34,6 @@ var (
 	errLeaving = errors.New("the supervisor is shutting down")
 )
 
-// Names inside of Config.Dir.
 const (
 	lockName   = "lock"
 	socketName = "shim.sock"
@@ -45,17 +43,17 @@ const (
 	commandsName = "commands"
 )
 
-// Config is what Serve needs. Zero values mean the defaults that withDefaults has.
+// Config is what Serve needs. Zero values mean the defaults in withDefaults.
 type Config struct {
-	Dir string // lock, socket and state; absolute, so short that Dir/shim.sock has at most 107 bytes
+	Dir string // for lock, socket and state; absolute, and short: Dir/shim.sock has at most 107 bytes
 
-	RestartDelay    time.Duration // between the end of a process and its first restart; doubles with each short run
-	MaxRestartDelay time.Duration // bound of that doubling
-	StableAfter     time.Duration // a run of this length makes the delay start over
-	LogCheck        time.Duration // between two looks at the sizes of all log files
+	RestartDelay    time.Duration // pause before a restart after one short run; it doubles with each further short run
+	MaxRestartDelay time.Duration // longest such pause
+	StableAfter     time.Duration // a run of this length is not short, and resets the pause
+	LogCheck        time.Duration // between two checks of the sizes of all log files
 
-	// KillAll, when it closes, makes Serve kill every process at once and return. It serves development, where
-	// nothing is to outlive the terminal; records stay, so a later Serve in the same directory starts them again.
+	// KillAll, when it is closed, makes Serve kill every process at once and return. It is for development, because
+	// there no process may outlive the terminal. The records stay, so a later Serve starts the processes again.
 	KillAll <-chan struct{}
 
 	Log func(msg string, fields map[string]any) // nil: nothing is logged
@@ -72,9 +70,9 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Serve is the supervisor. It takes over what an earlier supervisor left running, serves clients until the context
-// ends, and returns nil with every process still running for the next supervisor to take over. It needs a process of
-// its own: it becomes a child subreaper and reaps orphans. It returns ErrRunning if the directory has a supervisor.
+// Serve is the supervisor. When the context ends, it returns nil, and leaves every process running for the next
+// supervisor. It must run in a process of its own, because it makes this process a child subreaper and reaps orphans.
+// If a supervisor runs in the directory already, it returns ErrRunning.
 func Serve(ctx context.Context, cfg Config) (err error) {
 	cfg = cfg.withDefaults()
 	path, err := socketPath(cfg.Dir)
@@ -88,7 +86,7 @@ func Serve(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }() // last: the successor must find nobody at work
+	defer func() { err = errors.Join(err, lock.Close()) }() // last, because the next supervisor can start then
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a child subreaper: %w", err)
 	}
@@ -119,7 +117,6 @@ func takeLock(path string) (*os.File, error) {
 	return f, nil
 }
 
-// socketPath returns where the supervisor of the directory listens.
 func socketPath(dir string) (string, error) {
 	path := filepath.Join(dir, socketName)
 	if !filepath.IsAbs(path) {

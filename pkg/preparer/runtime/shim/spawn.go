@@ -10,9 +10,10 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// Spawn starts a supervisor that outlives the caller: in a session of its own, its output appended to supervisor.log in dir. exe must
-// import package stub. The supervisor's working directory is "/", so paths in args must be absolute. Spawn returns when the process exists,
-// not when it serves; starting one too many is harmless, because it ends with ErrRunning.
+// Spawn starts a supervisor that outlives the caller, with its output in supervisor.log in dir. exe must import package
+// stub. The supervisor's working directory is "/", so paths in args must be absolute. Spawn returns when the process
+// exists, perhaps before it serves. A second supervisor in the same directory does no harm, because it ends with
+// ErrRunning.
 func Spawn(exe string, args []string, dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make supervisor directory: %w", err)
@@ -22,7 +23,7 @@ func Spawn(exe string, args []string, dir string) error {
 		return fmt.Errorf("open supervisor log: %w", err)
 	}
 	defer func() { _ = log.Close() }()
-	if err := confine.CloseOnExec(); err != nil { // what this process was started with is not for the supervisor
+	if err := confine.CloseOnExec(); err != nil { // the supervisor must not inherit this process's descriptors
 		return fmt.Errorf("close inherited descriptors: %w", err)
 	}
 	cmd := exec.Command(exe, args...) //nolint:noctx // it outlives this process
@@ -31,6 +32,6 @@ func Spawn(exe string, args []string, dir string) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start a supervisor: %w", err)
 	}
-	go func() { _ = cmd.Wait() }() // so that it is no zombie when it ends first
+	go func() { _ = cmd.Wait() }() // reaps the supervisor if it ends before its parent
 	return nil
 }

@@ -9,55 +9,55 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// localSpec is a runtime.Spec with what it takes on this node, as the client sends it and the supervisor has it, on the disk too.
+// localSpec is a runtime.Spec with the cgroup on this node. The client sends it, and the supervisor stores it.
 type localSpec struct {
 	runtime.Process
 
-	Isolation *confine.Confinement `json:"isolation,omitempty"` // nil: it runs as the supervisor does
+	// nil: the process runs as the supervisor's user, without limits
+	Isolation *confine.Confinement `json:"isolation,omitempty"`
 }
 
-// asked is what the preparer has asked for.
-func (s localSpec) asked() runtime.Spec {
-	wanted := runtime.Spec{Process: s.Process}
-	if s.Isolation != nil {
-		wanted.Isolation = &s.Isolation.Isolation
+// asked returns the Spec that the preparer sent.
+func (l localSpec) asked() runtime.Spec {
+	wanted := runtime.Spec{Process: l.Process}
+	if l.Isolation != nil {
+		wanted.Isolation = &l.Isolation.Isolation
 	}
 	return wanted
 }
 
-func (s localSpec) validate() error {
-	if err := s.Process.Validate(); err != nil {
+func (l localSpec) validate() error {
+	if err := l.Process.Validate(); err != nil {
 		return err
 	}
-	if s.Isolation != nil {
-		if err := s.Isolation.Validate(); err != nil {
+	if l.Isolation != nil {
+		if err := l.Isolation.Validate(); err != nil {
 			return fmt.Errorf("%w: %w", runtime.ErrInvalid, err)
 		}
 	}
 	return nil
 }
 
-func (s localSpec) same(other localSpec) bool {
-	return s.Process.Same(other.Process) && reflect.DeepEqual(s.Isolation, other.Isolation)
+func (l localSpec) same(other localSpec) bool {
+	return l.Process.Same(other.Process) && reflect.DeepEqual(l.Isolation, other.Isolation)
 }
 
-// cgroup is what the process and all its descendants live in; empty: none.
-func (s localSpec) cgroup() string {
-	if s.Isolation == nil {
+func (l localSpec) cgroup() string {
+	if l.Isolation == nil {
 		return ""
 	}
-	return s.Isolation.Cgroup
+	return l.Isolation.Cgroup
 }
 
-// memory is the limit of the process and all its descendants, in bytes; zero: none.
-func (s localSpec) memory() int64 {
-	if s.Isolation == nil {
+// memory is in bytes; zero: no limit.
+func (l localSpec) memory() int64 {
+	if l.Isolation == nil {
 		return 0
 	}
-	return s.Isolation.Memory
+	return l.Isolation.Memory
 }
 
-// confine says what an isolation takes on this node, for something that has this name below the node's cgroup.
+// name is the cgroup's name below the node's cgroup.
 func (c *Client) confine(wanted *runtime.Isolation, name string) *confine.Confinement {
 	if wanted == nil {
 		return nil
@@ -69,7 +69,7 @@ func (c *Client) confine(wanted *runtime.Isolation, name string) *confine.Confin
 	return confined
 }
 
-// localStatus is a runtime.Status as the supervisor has it.
+// localStatus is a runtime.Status in the supervisor's form.
 type localStatus struct {
 	Spec localSpec `json:"spec"`
 	runtime.State

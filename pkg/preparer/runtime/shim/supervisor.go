@@ -25,15 +25,15 @@ import (
 )
 
 const (
-	// pollWait bounds one long poll, so that a connection whose client is gone is noticed.
+	// pollWait bounds one long poll. After it, the supervisor notices if the client is gone.
 	pollWait = 20 * time.Second
-	// coalesce is how long a poll waits after a change for those that usually follow at once, and busy how long when
-	// they keep coming: each answer costs a client a look at everything, and an old one is sent all processes.
+	// coalesce is how long a poll waits after a change, because other changes usually follow at once. While changes
+	// keep coming, a poll waits busy, because the client checks everything after each answer.
 	coalesce = 5 * time.Millisecond
 	busy     = 50 * time.Millisecond
-	// drainWait bounds how long requests may take to notice that the supervisor leaves.
+	// drainWait is how long requests may take to end when the supervisor shuts down.
 	drainWait = 5 * time.Second
-	// killWait bounds how long killing everything may take; a process in uninterruptible sleep must not hold it up.
+	// killWait bounds killAll, because a process may be in uninterruptible sleep.
 	killWait = 10 * time.Second
 )
 
@@ -45,23 +45,23 @@ type supervisor struct {
 	family  family
 	scanner proc.Scanner
 
-	// tend starts a run loop with the supervisor's context and one that the returned function ends. Set by run.
+	// tend starts a run loop with two contexts: the supervisor's, and one that the returned function ends.
 	tend func(loop func(ctx, recalled context.Context)) context.CancelFunc
 
-	instance uint64 // in the upper half of every cursor; differs between supervisors
+	instance uint64 // upper half of every cursor; differs between supervisors
 
 	mu      sync.Mutex
 	procs   map[string]*process
 	version uint32        // lower half of the cursor
-	removed uint32        // version of the latest removal: who has seen only less is told everything
+	removed uint32        // version of the latest removal; with an older base, a client gets all processes
 	wake    chan struct{} // closed at the next change
-	told    time.Time     // when a change last woke a poll
+	woken   time.Time     // when a change last woke a poll
 
-	dogs  wait.Signal          // there may be one more process with a watchdog
-	reads map[string]chan note // of notes, that the disk has not answered; only the look at notes uses it
+	dogs  wait.Signal          // raised when a process with a watchdog may have been added
+	reads map[string]chan note // reads of notes under way, by path; only lookAtNotes uses it
 }
 
-// newSupervisor reads what the predecessor recorded and finds what still runs of it. It starts nothing.
+// newSupervisor reads the records of the earlier supervisor, and finds which processes still run. It starts no process.
 func newSupervisor(cfg Config) (*supervisor, error) {
 	boot, err := proc.BootID()
 	if err != nil {
@@ -71,7 +71,8 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 		cfg: cfg, records: recordsIn(filepath.Join(cfg.Dir, stateName)), boot: boot,
 		family:   family{own: map[int]struct{}{}},
 		instance: newInstance(),
-		procs:    map[string]*process{}, wake: make(chan struct{}), dogs: wait.NewSignal(), reads: map[string]chan note{},
+		procs:    map[string]*process{}, wake: make(chan struct{}),
+		dogs: wait.NewSignal(), reads: map[string]chan note{},
 	}
 	good, bad, err := s.records.Read()
 	if err != nil {
@@ -80,14 +81,16 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 	for id, err := range bad {
 		cfg.Log("state not readable", map[string]any{"process": id, "error": err})
 		s.procs[id] = &process{
-			sup: s, broken: err, rec: record{Spec: localSpec{Process: runtime.Process{ID: id}}}, phase: runtime.Unknown, message: err.Error() + "; " + byHand,
+			sup: s, broken: err, rec: record{Spec: localSpec{Process: runtime.Process{ID: id}}},
+			phase: runtime.Unknown, message: err.Error() + "; " + byHand,
 		}
 	}
 	for id, rec := range good {
 		if rec.Spec.StartSuspended && rec.Desired == wantRun && rec.Boot != boot {
-			// Durable, so that the next supervisor does not take this boot for the one that it ran in.
+			// Written to the disk, because the next supervisor would otherwise believe that the process last ran in
+			// this boot.
 			rec.Desired, rec.PID, rec.Start = wantStop, 0, 0
-			if err := s.records.Save(*rec); err != nil { // the next one finds the former boot in it, and does the same
+			if err := s.records.Save(*rec); err != nil { // the next supervisor reads the former boot, and does the same
 				cfg.Log("state not written", map[string]any{"process": id, "error": err})
 			}
 		}
@@ -100,18 +103,17 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 	return s, nil
 }
 
-// newInstance returns a cursor's upper half: random, and never zero, because a cursor of zero means "at once".
+// The upper half of a cursor is never zero, because the cursor zero means "at once".
 func newInstance() uint64 {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return uint64(binary.LittleEndian.Uint32(b[:])|1) << 32
 }
 
-// recover finds what a record speaks of.
 func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	switch {
 	case rec.PID != 0:
-		// From another boot: not a process here can be its, whatever the numbers say.
+		// If the record is from another boot, the process is gone, even if a process has the same numbers now.
 		p := &proc.Process{PID: noPID}
 		if rec.Boot == s.boot {
 			var err error
@@ -122,7 +124,7 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 		p.Cgroup, p.Mark = rec.Spec.cgroup(), s.mark(rec.Spec)
 		c := &child{Process: p}
 		if c.Exited() {
-			return c, runtime.Backoff, nil // its run loop clears up behind it
+			return c, runtime.Backoff, nil // its run loop kills the processes that it left behind
 		}
 		return c, runtime.Running, nil
 	case rec.Desired == wantStop:
@@ -134,11 +136,10 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 	}
 }
 
-// markName is the variable by which what a process has started is known where it has no cgroup.
+// markName is an environment variable. It marks a process without a cgroup, and all its descendants.
 const markName = "RCFARM_PROCESS"
 
-// mark returns that variable with its value; "" where there is a cgroup. Two nodes of one machine may have processes of
-// one id.
+// The mark contains the node's directory, because two nodes on one machine may have processes with the same id.
 func (s *supervisor) mark(spec localSpec) string {
 	if spec.cgroup() != "" {
 		return ""
@@ -146,12 +147,12 @@ func (s *supervisor) mark(spec localSpec) string {
 	return markName + "=" + filepath.Join(s.cfg.Dir, spec.ID)
 }
 
-// noPID is larger than any pid (proc(5), pid_max), so no session and no group bears it.
+// noPID is larger than any pid (proc(5), pid_max). So no process, session or group has this number.
 const noPID = 1 << 30
 
 var errKillAll = errors.New("everything is to end")
 
-// run serves until ctx ends, KillAll closes or the listener breaks. Run loops have returned when it returns.
+// When run returns, all run loops have ended.
 func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -165,7 +166,8 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 		return recall
 	}
 	loops.Go(func() {
-		s.family.reapOrphans(ctx, &s.scanner, func(err error) { s.cfg.Log("orphan not reaped", map[string]any{"error": err}) })
+		s.family.reapOrphans(ctx, &s.scanner,
+			func(err error) { s.cfg.Log("orphan not reaped", map[string]any{"error": err}) })
 	})
 	if without := isolate.Levels(); len(without) > 0 {
 		s.cfg.Log("pods keep levels of the supervisor", map[string]any{"reason": strings.Join(without, "; ")})
@@ -191,7 +193,7 @@ func (s *supervisor) run(parent context.Context, listener net.Listener) error {
 	cancel(nil)
 	loops.Wait()
 	if errors.Is(context.Cause(ctx), errKillAll) {
-		// The context has ended; every process must.
+		// ctx has ended, so killing needs a context of its own.
 		kill, done := context.WithTimeout(context.WithoutCancel(parent), killWait)
 		defer done()
 		s.killAll(kill)
@@ -218,14 +220,14 @@ func (s *supervisor) beginAll() {
 	}
 }
 
-// all returns the processes in the order of their ids, slots without a record included.
+// all includes processes without a record.
 func (s *supervisor) all() []*process {
 	procs, _ := s.since(0)
 	return procs
 }
 
-// since returns the cursor, and the processes that have changed since the base in the order of their ids: all of them if the
-// base is not a cursor of this supervisor, or something was removed since.
+// since returns the processes that have changed since base, sorted by id. If base is not a cursor of this supervisor,
+// or a process was removed since, it returns all processes.
 func (s *supervisor) since(base uint64) ([]*process, snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -248,7 +250,7 @@ func (s *supervisor) since(base uint64) ([]*process, snapshot) {
 	return procs, snap
 }
 
-// killAll ends everything without a grace, side by side. The run loops have returned.
+// Call killAll after the run loops have returned.
 func (s *supervisor) killAll(ctx context.Context) {
 	var ending sync.WaitGroup
 	for _, p := range s.all() {
@@ -269,7 +271,7 @@ func (s *supervisor) killAll(ctx context.Context) {
 	ending.Wait()
 }
 
-// close gives all pidfds back. What runs goes on.
+// The processes continue to run after close.
 func (s *supervisor) close() {
 	for _, p := range s.all() {
 		if p.child != nil {
@@ -278,7 +280,6 @@ func (s *supervisor) close() {
 	}
 }
 
-// changed lets all polls look again, because of what has changed about the process.
 func (s *supervisor) changed(p *process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,7 +287,6 @@ func (s *supervisor) changed(p *process) {
 	p.version = s.version
 }
 
-// forget removes a process.
 func (s *supervisor) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,7 +295,7 @@ func (s *supervisor) forget(id string) {
 	s.removed = s.version
 }
 
-// nextVersion wakes all polls. The caller holds s.mu.
+// The caller of nextVersion holds s.mu.
 func (s *supervisor) nextVersion() {
 	s.version++
 	close(s.wake)
@@ -308,20 +308,20 @@ func (s *supervisor) cursor() (uint64, <-chan struct{}) {
 	return s.instance | uint64(s.version), s.wake
 }
 
-// gap returns how long to wait for changes that follow this one.
+// gap returns how long a poll waits for further changes after a change.
 func (s *supervisor) gap(now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	quiet := now.Sub(s.told) > 2*busy
-	s.told = now
+	quiet := now.Sub(s.woken) > 2*busy
+	s.woken = now
 	if quiet {
 		return coalesce
 	}
 	return busy
 }
 
-// watch returns the states and the cursor that they belong to, as soon as that differs from the given one: all of them, or
-// what has changed since the base if that is one of ours. changed is false when nothing did for as long as a poll lasts.
+// watch waits until the present cursor differs from the given cursor. If nothing changed within pollWait, changed is
+// false.
 func (s *supervisor) watch(ctx context.Context, cursor, base uint64) (snap snapshot, changed bool) {
 	now, wake := s.cursor()
 	if now == cursor {
@@ -334,7 +334,7 @@ func (s *supervisor) watch(ctx context.Context, cursor, base uint64) (snap snaps
 		}
 		_ = wait.Pause(ctx, s.gap(time.Now()))
 	}
-	procs, snap := s.since(base) // before the states are read, so that a change in between is told once more, not lost
+	procs, snap := s.since(base) // before the states are read: a change in between is sent twice
 	snap.Processes, snap.Watchdogs = []localStatus{}, true
 	for _, p := range procs {
 		if st, ok := p.status(); ok {

@@ -20,7 +20,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/stub"
 )
 
-// idler returns a process that appends its pid to <id>.pids and then sleeps.
+// idler appends its pid to <id>.pids.
 func (n *node) idler(id string) runtime.Spec {
 	spec := n.script(id, `echo $$ >> "$0.pids"; exec sleep 1000`)
 	spec.Command = append(spec.Command, filepath.Join(n.Dir, id)) // $0
@@ -44,7 +44,7 @@ func (n *node) pids(t testing.TB, id string) []int {
 	return pids
 }
 
-// The first thing that a program can do already finds its own pid on disk (R12).
+// A running program's pid is on the disk before it begins (R12).
 func TestPIDIsRecordedBeforeExec(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -67,7 +67,7 @@ func TestPIDIsRecordedBeforeExec(t *testing.T) {
 	}
 }
 
-// A stub that never gets its order, because the supervisor died before it recorded the pid, ends and runs nothing.
+// A stub without an order, because the supervisor died before it recorded the pid, runs no program.
 func TestStubWithoutOrderRunsNothing(t *testing.T) {
 	t.Parallel()
 	ran := filepath.Join(t.TempDir(), "ran")
@@ -138,8 +138,8 @@ func TestSocketIsPrivate(t *testing.T) {
 	}
 }
 
-// SIGTERM to the supervisor is how it is replaced by a newer one.
-func TestTerminatedSupervisorLeavesProcesses(t *testing.T) {
+// After SIGTERM to the supervisor its processes continue to run, so that a newer one can replace it.
+func TestTerminatedSupervisorLeavesItsProcessesRunning(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.idler("p"))
@@ -167,7 +167,8 @@ func TestKillAll(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	client, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, ConnectTimeout: Timeout}) // one that starts no other supervisor
+	// this client starts no supervisor
+	client, err := shim.Dial(shim.ClientConfig{Dir: n.Dir, ConnectTimeout: Timeout})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +176,8 @@ func TestKillAll(t *testing.T) {
 	n.Client = client
 	var pids []int
 	for _, id := range []string{"a", "b", "c"} {
-		n.start(t, n.script(id, `trap '' TERM; (trap '' TERM; while :; do sleep 0.01; done) & while :; do sleep 0.01; done`))
+		n.start(t,
+			n.script(id, `trap '' TERM; (trap '' TERM; while :; do sleep 0.01; done) & while :; do sleep 0.01; done`))
 		pids = append(pids, n.await(t, id, "running", running).PID)
 	}
 	Eventually(t, "they have children", func() bool { return len(session(t, pids[0])) > 1 })
@@ -200,7 +202,10 @@ func TestUnreachable(t *testing.T) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	broken := errors.New("no such binary")
-	c, err := shim.Dial(shim.ClientConfig{Dir: dir, ConnectTimeout: 50 * time.Millisecond, Spawn: func() error { return broken }})
+	c, err := shim.Dial(shim.ClientConfig{
+		Dir: dir, ConnectTimeout: 50 * time.Millisecond,
+		Spawn: func() error { return broken },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,14 +215,15 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-func TestSpawnSaysWhyNot(t *testing.T) {
+func TestSpawnReturnsWhyItFailed(t *testing.T) {
 	t.Parallel()
-	if err := shim.Spawn("/no/such/binary", nil, t.TempDir()); err == nil || !strings.Contains(err.Error(), "/no/such/binary") {
+	if err := shim.Spawn("/no/such/binary", nil, t.TempDir()); err == nil ||
+		!strings.Contains(err.Error(), "/no/such/binary") {
 		t.Errorf("got %v, want an error that names the binary", err)
 	}
 }
 
-// The supervisor is nobody's child that matters: its own session, and no descriptor of whoever started it.
+// The supervisor has its own session, and none of its starter's descriptors.
 func TestSpawnDetaches(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -226,7 +232,7 @@ func TestSpawnDetaches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = inherited.Close() }()
-	if _, err := unix.FcntlInt(inherited.Fd(), unix.F_SETFD, 0); err != nil { // as a careless parent would leave it
+	if _, err := unix.FcntlInt(inherited.Fd(), unix.F_SETFD, 0); err != nil { // makes the descriptor inheritable
 		t.Fatal(err)
 	}
 	n.start(t, n.script("p", `for f in /proc/$$/fd/*; do readlink "$f"; done; echo end; exec sleep 1000`))
@@ -255,11 +261,13 @@ func TestSpawnDetaches(t *testing.T) {
 	}
 }
 
-// Orphans that left their session are reparented to the supervisor, which must not collect zombies.
+// Orphans that left their session become the supervisor's children, which it must reap.
 func TestOrphansAreReaped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.start(t, n.script("p", `for i in 1 2 3; do setsid sh -c 'sleep 0.05 & echo $! >> orphans' & done; wait; exec sleep 1000`))
+	n.start(t,
+		n.script("p",
+			`for i in 1 2 3; do setsid sh -c 'sleep 0.05 & echo $! >> orphans' & done; wait; exec sleep 1000`))
 	var orphans []string
 	Eventually(t, "three orphans", func() bool {
 		data, _ := os.ReadFile(filepath.Join(n.Dir, "orphans"))
@@ -277,7 +285,7 @@ func TestOrphansAreReaped(t *testing.T) {
 	}
 }
 
-// Restarts come fast at first and then slow down. Only lower bounds of pauses are sure on a busy machine.
+// The pauses between restarts grow. Only the least length is checked, because the machine may be busy.
 func TestRestartsSlowDown(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(s *settings) { s.RestartDelay, s.MaxRestartDelay = 50*time.Millisecond, 200*time.Millisecond })
@@ -302,24 +310,24 @@ func TestRestartsSlowDown(t *testing.T) {
 	}
 }
 
-// A bound of its own keeps restarts coming fast.
+// A small Restart.Max keeps the pauses short.
 func TestRestartBoundOfSpec(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(s *settings) { s.RestartDelay, s.MaxRestartDelay = time.Millisecond, time.Hour })
 	spec := n.script("p", `exit 1`)
 	spec.Restart.Max = 2 * time.Millisecond
 	n.start(t, spec)
-	// At twice the delay each time, sixteen restarts would take a minute.
+	// Doubled pauses would take a minute.
 	n.await(t, "p", "restarted sixteen times", func(st runtime.Status) bool { return st.Restarts >= 16 })
 }
 
-// A long enough run makes the next restart a fast one again.
+// A long enough run makes the next pause short again.
 func TestStableRunResetsDelay(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(s *settings) {
 		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = time.Millisecond, time.Hour, 40*time.Millisecond
 	})
-	// At twice the delay each time, sixteen restarts would take a minute.
+	// Doubled pauses would take a minute.
 	n.start(t, n.script("p", `sleep 0.06; exit 1`))
 	n.await(t, "p", "restarted sixteen times", func(st runtime.Status) bool { return st.Restarts >= 16 })
 }
@@ -349,7 +357,8 @@ func TestStartRefusesBadSpecs(t *testing.T) {
 		spec := n.idler("p")
 		change(&spec)
 		err := n.Start(t.Context(), spec)
-		if !errors.Is(err, runtime.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
+		if !errors.Is(err, runtime.ErrInvalid) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("got %v, want ErrInvalid with %q and what is allowed", err, want)
 		}
 	}
@@ -358,7 +367,7 @@ func TestStartRefusesBadSpecs(t *testing.T) {
 	}
 }
 
-func TestRemoveSaysNotStopped(t *testing.T) {
+func TestRemoveRefusesWhatRuns(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start(t, n.idler("p"))
@@ -367,12 +376,12 @@ func TestRemoveSaysNotStopped(t *testing.T) {
 	}
 }
 
-// Start during a stop waits for its end and then starts again.
+// Start during a stop waits for the end of the stop, and then starts the process again.
 func TestStartDuringStop(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	spec := n.script("p", `trap '' TERM; echo $$ >> pids; : > ready; while :; do sleep 0.01; done`)
-	spec.StopGrace = 3 * time.Second // in which the test must see it stopping
+	spec.StopGrace = 3 * time.Second // the test must see the phase stopping in this time
 	n.start(t, spec)
 	Eventually(t, "it is ready", func() bool { _, err := os.Stat(filepath.Join(n.Dir, "ready")); return err == nil })
 	first := n.await(t, "p", "running", running)
@@ -389,14 +398,14 @@ func TestStartDuringStop(t *testing.T) {
 	n.await(t, "p", "running again", func(st runtime.Status) bool { return running(st) && st.PID != first.PID })
 }
 
-// Short runs in a row are counted through a supervisor that is killed, and forgotten as soon as the process has run for long enough.
+// The number of short runs in a row survives the death of the supervisor. A long run resets it.
 func TestShortRuns(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(s *settings) {
 		s.RestartDelay, s.MaxRestartDelay, s.StableAfter = time.Millisecond, 10*time.Millisecond, time.Millisecond
 	})
 	spec := n.script("p", `[ -e well ] && exec sleep 1000; sleep 0.05; exit 1`)
-	spec.Restart.Stable = time.Minute // by the supervisor's own measure no run is short
+	spec.Restart.Stable = time.Minute // by the supervisor's own setting, no run would be short
 	n.start(t, spec)
 	n.await(t, "p", "three short runs", func(st runtime.Status) bool { return st.ShortRuns >= 3 })
 	n.killSupervisor(t)
@@ -409,8 +418,9 @@ func TestShortRuns(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(n.Dir, "well"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	up := n.await(t, "q", "running for long enough", func(st runtime.Status) bool { return running(st) && st.ShortRuns == 0 })
-	// Both times are the wall clock's: no less than it took, unless that was set.
+	up := n.await(t, "q", "running for long enough",
+		func(st runtime.Status) bool { return running(st) && st.ShortRuns == 0 })
+	// By the wall clock, which must not be set meanwhile.
 	if ran := time.Since(up.StartedAt); ran < other.Restart.Stable {
 		t.Errorf("forgotten after %s", ran)
 	}
@@ -419,7 +429,7 @@ func TestShortRuns(t *testing.T) {
 	}
 }
 
-// A process that has ended is never seen as one that starts for the first time.
+// After a process's end, clients never see a first start again.
 func TestAnEndIsNotTakenBack(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(s *settings) { s.RestartDelay, s.MaxRestartDelay = time.Millisecond, time.Millisecond })

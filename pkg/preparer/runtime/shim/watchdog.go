@@ -11,32 +11,36 @@ import (
 )
 
 const (
-	// mostBetweenLooks bounds the time between two looks at the notes that keep processes running. One is due when the first process may have
-	// to stop; but timers stand still while the machine sleeps, and the clock of notes does not.
+	// mostBetweenLooks bounds the time until the next check of the watchdogs. A timer for the moment when the first
+	// process may have to stop is not enough, because timers stop while the machine sleeps, and the clock of the notes
+	// does not.
 	mostBetweenLooks = 10 * time.Second
-	// readNoteAgain is the pause before a note is read once more that could not be: it may have been half written.
+	// readNoteAgain is the pause before an unreadable note is read again. Perhaps the note was just being written.
 	readNoteAgain = 50 * time.Millisecond
-	// noteTimeout bounds the wait for a disk that hangs.
+	// noteTimeout is how long a check waits for a note if the disk does not answer.
 	noteTimeout = time.Second
 )
 
 var errDiskHangs = errors.New("the disk does not answer")
 
-// watchdog is what the supervisor knows about the note that keeps a process running. The process's mu guards it.
+// process.mu guards a watchdog.
 type watchdog struct {
-	renewed proc.Moment // the latest in the note, or when the process was begun to be kept; the zero value before the first look
-	started proc.Moment // when this supervisor was told to start it: what its note said before does not count; the zero value for one found running
-	trusted bool        // this supervisor was told to start the process, or found it running
-	expired bool        // nothing of it may run until somebody starts it
-	why     string      // it has expired
-	recall  func()      // the process's; nil while nobody keeps it
+	// renewed is the latest moment in the note, or before the first valid note the moment of the first check. Zero: not
+	// checked yet.
+	renewed proc.Moment
+	// started is when a client asked this supervisor to start the process. A check that began before this time does not
+	// apply to the process.
+	started proc.Moment
+	trusted bool   // a client asked this supervisor to start the process, or the supervisor found it running
+	expired bool   // the process must not run until a client starts it
+	why     string // why it has expired
+	recall  func() // process.recall; nil while the process has no run loop
 }
 
-// trustAnew notes that somebody has started the process.
 func (p *process) trustAnew() {
 	now, err := proc.At(p.sup.boot)
 	if err != nil {
-		p.log("the time of its start is not known", map[string]any{"error": err})
+		p.log("start time of the process not known", map[string]any{"error": err})
 	}
 	p.mu.Lock()
 	p.dog = watchdog{trusted: true, started: now}
@@ -44,14 +48,13 @@ func (p *process) trustAnew() {
 	p.sup.changed(p)
 }
 
-// trust notes whether a process that begins to be kept runs already.
+// trust is called when the run loop of a process begins. runs: the process runs already.
 func (p *process) trust(runs bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dog.trusted = p.dog.trusted || runs || p.rec.Spec.Watchdog == nil
 }
 
-// kept notes that a run loop keeps the process, which recall wakes.
 func (p *process) kept(recall func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,7 +62,7 @@ func (p *process) kept(recall func()) {
 	p.sup.dogs.Raise()
 }
 
-// trusted reports whether the process may be started again by itself.
+// trusted reports whether the supervisor may start the process again by itself.
 func (p *process) trusted() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,25 +75,24 @@ func (p *process) whyExpired() string {
 	return p.dog.why
 }
 
-// distrust has a process that does not run stay so until somebody starts it.
+// After distrust, the process stays stopped until a client starts it.
 func (p *process) distrust() {
 	p.mu.Lock()
-	p.dog.expired, p.dog.why = true, "its supervisor was started anew, and it did not run"
+	p.dog.expired, p.dog.why = true, "its supervisor was restarted while it did not run"
 	p.mu.Unlock()
 	p.sup.changed(p)
 }
 
-// watchNotes stops the processes whose note was not renewed in time, until ctx ends.
 func (s *supervisor) watchNotes(ctx context.Context) {
 	wait.Each(ctx, s.dogs, func() time.Duration { return s.lookAtNotes(ctx) })
 }
 
-// lookAtNotes stops what is due, and returns when to look again. As long as nothing is due no note is read, and then each once, for all whose it
-// is: so they are due together the next time.
+// lookAtNotes stops the processes whose time is over, and returns the time until the next check. If a process is due,
+// it checks all, and reads each note once. So the processes with the same note are due together the next time.
 func (s *supervisor) lookAtNotes(ctx context.Context) (next time.Duration) {
 	now, err := proc.At(s.boot)
 	if err != nil {
-		s.cfg.Log("notes not looked at", map[string]any{"error": err})
+		s.cfg.Log("watchdog notes not checked", map[string]any{"error": err})
 		return retryWatch
 	}
 	all, next := s.all(), proc.Never
@@ -110,19 +112,18 @@ func (s *supervisor) lookAtNotes(ctx context.Context) (next time.Duration) {
 		}
 	}
 	if next == proc.Never {
-		return time.Hour // there is none; one that comes wakes this
+		return time.Hour // no process has a watchdog; a new one wakes the loop
 	}
 	return min(next, mostBetweenLooks)
 }
 
-// note is what a look at one gave.
 type note struct {
 	moment proc.Moment
 	err    error
 }
 
-// readNote reads a note, a second time where it could not be read. It waits a second at most: a disk that hangs is one that cannot be read. What
-// an earlier look has asked for is waited for, and then asked anew.
+// readNote waits at most noteTimeout, because the disk may hang. If an earlier read is still under way, it waits for
+// that read first, and then reads again.
 func (s *supervisor) readNote(ctx context.Context, path string) note {
 	soon, cancel := context.WithTimeoutCause(ctx, noteTimeout, errDiskHangs)
 	defer cancel()
@@ -131,7 +132,7 @@ func (s *supervisor) readNote(ctx context.Context, path string) note {
 		if !earlier {
 			answer = make(chan note, 1)
 			s.reads[path] = answer
-			go func() { answer <- s.readFile(ctx, path) }() // for as long as the disk hangs
+			go func() { answer <- s.readFile(ctx, path) }() // runs until the disk answers
 		}
 		select {
 		case n := <-answer:
@@ -161,14 +162,14 @@ func (s *supervisor) readFile(ctx context.Context, path string) (n note) {
 	return n
 }
 
-// dueIn returns for how long the process may run on by what is known of its note, proc.Never for one that needs none.
+// Without a watchdog, dueIn returns proc.Never.
 func (p *process) dueIn(now proc.Moment) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.due(now)
 }
 
-// due is dueIn for who holds mu.
+// The caller of due holds mu.
 func (p *process) due(now proc.Moment) time.Duration {
 	dog := p.rec.Spec.Watchdog
 	if dog == nil || p.dog.recall == nil || p.toStop() || p.rec.Done {
@@ -177,9 +178,10 @@ func (p *process) due(now proc.Moment) time.Duration {
 	return dog.Timeout - now.Since(p.dog.renewed)
 }
 
-// watchNote reads the process's note, stops the process if that was not renewed in time, and returns when it is due again. It waits neither for
-// a client's operation nor for a write: the record says so once nothing runs, and a successor that does not find that in it starts nothing that
-// has a watchdog.
+// watchNote stops the process if its note was not renewed in time, and returns the time until the next check. It takes
+// neither op nor write, because it must not wait for a client or the disk. The run loop records the stop. If the next
+// supervisor does not find the stop in the record, it still does not start the process, because the process has a
+// watchdog.
 func (p *process) watchNote(now proc.Moment, read func(path string) note) (next time.Duration) {
 	dog := p.current().Spec.Watchdog
 	if p.dueIn(now) == proc.Never || dog == nil {
@@ -189,7 +191,7 @@ func (p *process) watchNote(now proc.Moment, read func(path string) note) (next 
 	p.mu.Lock()
 	if p.dog.started.Up > now.Up {
 		p.mu.Unlock()
-		return retryWatch // it was started since, with a note that was read perhaps before
+		return retryWatch // the process was started after this check began
 	}
 	switch {
 	case n.err == nil && n.moment.Up > p.dog.renewed.Up:

@@ -10,34 +10,33 @@ import (
 	"time"
 )
 
-// maxReport bounds what a stub may say about its failure, in bytes.
+// maxReport is the longest complaint of a stub that is read, in bytes.
 const maxReport = 32 << 10
 
-// A stub has next to nothing to do before it is its program. One that takes longer than Timeout was stopped, which its
-// pod can do as soon as it has the pod's user, or cannot read its binary. hurried is the time that it has once the
-// caller no longer wants it.
+// A stub usually becomes its program at once. After Timeout, it cannot read its binary, or a process of the pod has
+// stopped it by a signal. hurried is the wait after unwanted is closed.
 const (
 	Timeout = 30 * time.Second
 	hurried = time.Second
 )
 
-// Started is a stub that waits for its order. It ends without one when this is closed.
+// Started is a stub that waits for its order. If Close is called before Release, the stub ends.
 type Started struct {
 	PID   int
-	PIDFD int // negative where the kernel has none
+	PIDFD int // negative if the kernel has no pidfds
 
-	order  *os.File // write end: sending the order lets the stub go, closing it without makes it exit
-	result *os.File // read end: the stub's complaint, or nothing when the program runs
+	order  *os.File // write end: the stub reads its order here, and exits if there is none
+	result *os.File // read end: the stub's complaint; empty if the program runs
 }
 
-// Start starts this binary as a stub, in a session of its own, with these files as its descriptors from 0 on. The signal, if it is none
-// of 0, is sent to it when the thread ends that called Start.
+// Start starts this binary as a stub, in a session of its own, with descriptors 0 to 2. The kernel sends deathSignal,
+// if it is not 0, to the stub when the thread that called Start ends.
 func Start(stdio [3]*os.File, deathSignal syscall.Signal) (*Started, error) {
 	orderEnd, order, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = orderEnd.Close() }() // ours would keep the pipes open beyond the stub's life
+	defer func() { _ = orderEnd.Close() }() // else the pipe would stay open after the stub has ended
 	result, resultEnd, err := os.Pipe()
 	if err != nil {
 		_ = order.Close()
@@ -46,7 +45,10 @@ func Start(stdio [3]*os.File, deathSignal syscall.Signal) (*Started, error) {
 	defer func() { _ = resultEnd.Close() }()
 	s := &Started{PIDFD: -1, order: order, result: result}
 	s.PID, err = syscall.ForkExec("/proc/self/exe", []string{os.Args[0], Arg}, &syscall.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []uintptr{stdio[0].Fd(), stdio[1].Fd(), stdio[2].Fd(), orderEnd.Fd(), resultEnd.Fd()},
+		Dir: "/", Env: []string{}, Files: []uintptr{
+			stdio[0].Fd(), stdio[1].Fd(), stdio[2].Fd(),
+			orderEnd.Fd(), resultEnd.Fd(),
+		},
 		Sys: &syscall.SysProcAttr{Setsid: true, PidFD: &s.PIDFD, Pdeathsig: deathSignal},
 	})
 	if err != nil {
@@ -56,18 +58,16 @@ func Start(stdio [3]*os.File, deathSignal syscall.Signal) (*Started, error) {
 	return s, nil
 }
 
-// NoProgramError is what Release returns where there is no file of the program's name.
+// NoProgramError is returned by Release if no file has the program's name.
 type NoProgramError struct{ text string }
 
-func (e *NoProgramError) Error() string { return e.text }
+func (n *NoProgramError) Error() string { return n.text }
 
-// complained returns what a stub said of its failure. What was cut off is no complaint of ours to read, and is said as
-// it came.
-func complained(said []byte) error {
+func complained(report []byte) error {
 	var c complaint
 	switch {
-	case json.Unmarshal(said, &c) != nil:
-		return errors.New(string(said))
+	case json.Unmarshal(report, &c) != nil:
+		return errors.New(string(report))
 	case c.NoProgram:
 		return &NoProgramError{c.Text}
 	default:
@@ -75,11 +75,11 @@ func complained(said []byte) error {
 	}
 }
 
-// Close gives up what Release needs.
+// Close is for the descriptors that Release needs.
 func (s *Started) Close() { _, _ = s.order.Close(), s.result.Close() }
 
-// Release sends the order and returns nil once the program runs in place of the stub, which must be within Timeout, and
-// within a second when unwanted is closed. After an error the caller kills the stub: it may be stopped.
+// Release returns nil when the program runs in place of the stub. It fails after Timeout, or a second after unwanted is
+// closed. After an error the caller must kill the stub, because a signal may have stopped it.
 func (s *Started) Release(o Order, unwanted <-chan struct{}) error {
 	deadline := time.Now().Add(Timeout)
 	data, err := json.Marshal(o)
@@ -94,15 +94,16 @@ func (s *Started) Release(o Order, unwanted <-chan struct{}) error {
 	go func() {
 		select {
 		case <-unwanted:
-			_ = s.result.SetDeadline(time.Now().Add(hurried))
+			soon := time.Now().Add(hurried)
+			_, _ = s.order.SetWriteDeadline(soon), s.result.SetReadDeadline(soon)
 		case <-released:
 		}
 	}()
 	_, err = s.order.Write(data)
 	err = errors.Join(err, s.order.Close())
-	said, readErr := io.ReadAll(io.LimitReader(s.result, maxReport))
-	if len(said) > 0 {
-		return complained(said)
+	report, readErr := io.ReadAll(io.LimitReader(s.result, maxReport))
+	if len(report) > 0 {
+		return complained(report)
 	}
 	if err = errors.Join(err, readErr); err != nil {
 		return fmt.Errorf("start the program: %w", err)

@@ -1,12 +1,11 @@
-// Package stub is what the supervisor starts for each process (see package shim): it waits until its pid is recorded on disk
-// and then becomes the program.
+// Package stub is the process that the supervisor starts for each program (see package shim). The stub waits until its
+// pid is recorded on the disk, and then becomes the program.
 //
-// It does so in its init, although an init that acts is a surprise, because of what it would cost in main. The stub is the
-// program that the supervisor is, with all that this imports, and the initialisation of that takes several times as long as
-// everything the stub does itself. Go initialises packages by import path among those whose imports are initialised (Go
-// specification, "Program initialization"): a package that imports little runs before nearly all others, and a stub never
-// comes to the rest. So what is imported here, directly or not, decides what a start costs; a test guards it. Whatever
-// imports this package is a stub when its first argument is Arg.
+// A stub is the same binary as the supervisor. It runs in this package's init function, because the initialisation of
+// all packages takes several times as long as its own work. Go initialises packages in the order of imports and import
+// paths (Go specification, "Program initialization"). So a package with few imports comes before nearly all others,
+// which a stub never initialises. A test guards the imports. A binary that imports this package runs as a stub if its
+// first argument is Arg.
 package stub
 
 import (
@@ -25,11 +24,11 @@ const Arg = "shim-exec"
 
 // Descriptors that a stub inherits besides 0 to 2.
 const (
-	orderFD  = 3 // read end: one order as JSON; closed without one when the supervisor died before recording the pid
+	orderFD  = 3 // read end: one order as JSON; no order if the supervisor died before it recorded the pid
 	resultFD = 4 // write end: why the program could not be run; closed by the kernel when it runs
 )
 
-// Order is what the stub is to become.
+// Order describes the program that the stub must become.
 type Order struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env"`
@@ -37,7 +36,8 @@ type Order struct {
 
 	Isolation *confine.Confinement `json:"isolation,omitempty"`
 
-	// Guarded: it dies with its parent, whatever user it becomes. Without isolation it keeps the capabilities that its parent has.
+	// Guarded: the program is killed when its parent ends, even if it has another user. Without isolation, it keeps its
+	// parent's capabilities.
 	Guarded bool `json:"guarded,omitempty"`
 }
 
@@ -47,19 +47,19 @@ func init() {
 	}
 }
 
-// become is the life of a stub. It never returns.
+// become never returns.
 func become() {
 	parent := os.Getppid()
-	// Nothing but 0 to 2 reaches the program, whatever this process inherited.
+	// The program gets only descriptors 0 to 2, even if this process has inherited others.
 	if err := confine.CloseOnExec(); err != nil {
 		report("close inherited descriptors: %v", err)
 	}
 	var o Order
 	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&o); err != nil || len(o.Command) == 0 {
-		os.Exit(1) // nobody is left to be told
+		os.Exit(1) // no process is left to report to
 	}
-	runtime.LockOSThread() // what is asked of the kernel is a thread's
-	confine.ResetLevels()  // while it may still
+	runtime.LockOSThread() // the settings below belong to a thread
+	confine.ResetLevels()  // while this process still has the capabilities
 	var tie func() error
 	if o.Guarded {
 		tie = func() error { return dieWith(parent) }
@@ -76,7 +76,7 @@ func become() {
 	if err != nil {
 		report("isolate: %v", err)
 	}
-	if err := os.Chdir(o.Dir); err != nil { // as the user that the program runs as
+	if err := os.Chdir(o.Dir); err != nil { // as the program's user
 		report("change to the working directory: %v", err)
 	}
 	confine.ResetSignals()
@@ -84,8 +84,7 @@ func become() {
 	complain(complaint{Text: confine.ExecError(o.Command[0], err).Error(), NoProgram: isMissing(o.Command[0], err)})
 }
 
-// isMissing reports whether a program could not be executed because there is none. The kernel has the same error for a
-// script, or a program, whose interpreter is missing.
+// The kernel returns the same error if an interpreter is missing.
 func isMissing(path string, err error) bool {
 	if !errors.Is(err, syscall.ENOENT) {
 		return false
@@ -94,11 +93,11 @@ func isMissing(path string, err error) bool {
 	return os.IsNotExist(err)
 }
 
-// dieWith asks to be killed with the parent. A change of the effective user has undone what Start asked for (prctl(2)).
-// The parent may have been killed meanwhile: it is looked for after the signal is set, so that it cannot end between
-// the two.
+// Start has asked for the same death signal, but the change of the effective user has cancelled it (prctl(2)). The
+// parent can have ended before the new request.
 func dieWith(parent int) error {
-	if _, _, err := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0); err != 0 {
+	if _, _, err := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL),
+		0); err != 0 {
 		return fmt.Errorf("ask to be killed with the parent: %w", err)
 	}
 	if os.Getppid() != parent {
@@ -107,7 +106,6 @@ func dieWith(parent int) error {
 	return nil
 }
 
-// complaint says why the program does not run.
 type complaint struct {
 	Text      string `json:"text"`
 	NoProgram bool   `json:"no_program,omitempty"`
@@ -116,6 +114,6 @@ type complaint struct {
 func report(format string, args ...any) { complain(complaint{Text: fmt.Sprintf(format, args...)}) }
 
 func complain(c complaint) {
-	_ = json.NewEncoder(os.NewFile(resultFD, "result")).Encode(c) // nobody else is there to be told
+	_ = json.NewEncoder(os.NewFile(resultFD, "result")).Encode(c) // no process is left to report an error to
 	os.Exit(1)
 }

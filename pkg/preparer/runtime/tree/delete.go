@@ -8,27 +8,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forAll is the mode of directories that stand in the way: whoever has something in them gets at it, in a later round. Nobody
-// else gets into the root.
+// forAll is the mode of directories that cannot be removed. With it, the owners of entries in them can remove the
+// entries in a later round. This is safe because other users cannot enter the root of the tree.
 const forAll = 0o777
 
-// looks is how many entries are removed between two looks at the clock.
 const looks = 256
 
-// deleter empties a directory. It never goes deeper than one level: a directory that is not empty is moved up to the root of the
-// tree, and has its turn there. So it needs a handful of descriptors and no memory, however deep the tree is.
+// deleter empties a directory. It never goes deeper than one level: it moves a deeper directory that is not empty up to
+// the root of the tree, and empties it there. So it needs few descriptors and little memory for a very deep tree.
 type deleter struct {
-	root     int // descriptor of the directory to be emptied
+	root     int // descriptor of the directory to empty
 	as       Owner
 	deadline time.Time
 
 	dev     uint64
-	prefix  string // of the names of directories that were moved
-	moved   int    // directories that were moved so far
-	emptied int    // of those, how many have had their turn
-	removed int    // entries that were removed or moved
+	prefix  string // of the new names of moved directories
+	moved   int    // directories moved so far
+	emptied int    // moved directories emptied so far
+	removed int    // entries removed or moved
 	clock   int
-	left    Left // of the last round
+	left    Left // result of the last round
 }
 
 func (d *deleter) run() error {
@@ -36,7 +35,7 @@ func (d *deleter) run() error {
 	if err := unix.Fstat(d.root, &st); err != nil {
 		return err
 	}
-	d.dev, d.prefix = st.Dev, fmt.Sprintf(".%d-", time.Now().UnixNano()) // a name that is taken is passed over
+	d.dev, d.prefix = st.Dev, fmt.Sprintf(".%d-", time.Now().UnixNano()) // move skips names that exist
 	for {
 		before := d.removed
 		d.left = Left{Empty: true, Removed: before}
@@ -46,13 +45,12 @@ func (d *deleter) run() error {
 			}
 			return d.catchUp()
 		})
-		if err != nil || d.removed == before { // what is left is somebody else's
+		if err != nil || d.removed == before { // this user cannot remove the rest
 			return err
 		}
 	}
 }
 
-// catchUp gives those their turn that were moved.
 func (d *deleter) catchUp() error {
 	for d.emptied < d.moved {
 		d.emptied++
@@ -65,7 +63,8 @@ func (d *deleter) catchUp() error {
 
 func (d *deleter) name(n int) string { return fmt.Sprintf("%s%d", d.prefix, n) }
 
-// remove removes one entry of the root: a directory with what it holds, but for directories that hold something themselves.
+// remove removes one entry of the root. Of a directory it also removes the content, but moves directories in it that
+// are not empty up to the root.
 func (d *deleter) remove(dir int, name string) error {
 	err := d.unlink(dir, name)
 	if !errors.Is(err, unix.ENOTEMPTY) {
@@ -82,7 +81,7 @@ func (d *deleter) remove(dir int, name string) error {
 		case errors.Is(err, unix.ENOTEMPTY):
 			return d.move(fd, inner)
 		case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-			return d.keep(fd, "", err) // who may not write to it, or it is sticky: its owner can
+			return d.keep(fd, "", err) // not writable or sticky, so only the directory's owner can remove the entry
 		default:
 			return d.over(err)
 		}
@@ -91,12 +90,12 @@ func (d *deleter) remove(dir int, name string) error {
 		return err
 	}
 	if err = d.unlink(dir, name); errors.Is(err, unix.ENOTEMPTY) {
-		return nil // it was said why
+		return nil // the reason is known already: other entries were kept or moved
 	}
 	return d.over(err)
 }
 
-// unlink removes an entry, a directory too. It returns ENOTEMPTY for one that holds something.
+// unlink returns ENOTEMPTY for a directory that is not empty.
 func (d *deleter) unlink(dir int, name string) error {
 	if d.clock++; d.clock%looks == 0 && time.Now().After(d.deadline) {
 		return ErrTime
@@ -111,12 +110,12 @@ func (d *deleter) unlink(dir int, name string) error {
 	case errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.EEXIST):
-		return unix.ENOTEMPTY // as some file systems say it
+		return unix.ENOTEMPTY // some file systems return this other error
 	}
 	return err
 }
 
-// over takes what became of an entry: only the end of the time ends the work.
+// over keeps the entry after an error, except after ErrTime, which ends the work.
 func (d *deleter) over(err error) error {
 	if err == nil || errors.Is(err, ErrTime) {
 		return err
@@ -124,7 +123,8 @@ func (d *deleter) over(err error) error {
 	return d.keep(d.root, "", err)
 }
 
-// keep notes why something stays: it is for the owner of the named entry, or of the directory itself, to remove it.
+// keep stores, for the first kept entry of a round, why it was kept and who can remove it: the owner of the named entry
+// or, without a name, of the directory.
 func (d *deleter) keep(dir int, name string, why error) error {
 	if !d.left.Empty {
 		return nil
@@ -143,12 +143,12 @@ func (d *deleter) keep(dir int, name string, why error) error {
 	return nil
 }
 
-// open opens a directory, and makes it writable if it is the user's own. It returns a negative number where it cannot.
+// open makes the directory writable if the user owns it. If it cannot open it, it returns a negative number.
 func (d *deleter) open(dir int, name string) (int, error) {
 	const how = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(dir, name, how, 0)
 	if errors.Is(err, unix.EACCES) {
-		_ = unix.Fchmodat(dir, name, forAll, 0) // only its owner may
+		_ = unix.Fchmodat(dir, name, forAll, 0) // works only if the user owns the directory
 		fd, err = unix.Openat(dir, name, how, 0)
 	}
 	if err != nil {
@@ -163,17 +163,16 @@ func (d *deleter) open(dir int, name string) (int, error) {
 		return -1, d.keep(dir, name, err)
 	}
 	if int(st.Uid) == d.as.UID && st.Mode&0o7777 != forAll {
-		_ = unix.Fchmod(fd, forAll) // what follows says if it failed
+		_ = unix.Fchmod(fd, forAll) // if this fails, the next step returns an error
 	}
 	return fd, nil
 }
 
-// move moves a directory that is not empty up to the root.
 func (d *deleter) move(dir int, name string) error {
 	for {
 		to := d.name(d.moved + 1)
 		err := unix.Renameat2(dir, name, d.root, to, unix.RENAME_NOREPLACE)
-		if errors.Is(err, unix.EACCES) { // its entry for its parent changes, so it must be writable
+		if errors.Is(err, unix.EACCES) { // a moved directory must be writable, because its ".." changes
 			_ = unix.Fchmodat(dir, name, forAll, 0)
 			err = unix.Renameat2(dir, name, d.root, to, unix.RENAME_NOREPLACE)
 		}
@@ -183,14 +182,14 @@ func (d *deleter) move(dir int, name string) error {
 			d.removed++
 			return nil
 		case errors.Is(err, unix.EEXIST):
-			d.moved++ // that one has its turn too
+			d.moved++ // a directory of an earlier deletion; it is emptied too
 		default:
 			return d.keep(dir, name, err)
 		}
 	}
 }
 
-// names calls visit for each entry of a directory. Entries may come and go meanwhile.
+// visit may remove entries.
 func (d *deleter) names(dir int, visit func(name string) error) error {
 	if _, err := unix.Seek(dir, 0, 0); err != nil {
 		return err
@@ -198,7 +197,7 @@ func (d *deleter) names(dir int, visit func(name string) error) error {
 	return readNames(dir, visit)
 }
 
-// readNames reads a directory from where its descriptor stands.
+// readNames begins at the present position of the descriptor.
 func readNames(dir int, visit func(name string) error) error {
 	buf := make([]byte, 32<<10)
 	for {

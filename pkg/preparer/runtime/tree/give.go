@@ -8,23 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of a tree that is given to another user.
+// The limits for a tree that is given to another user.
 const (
-	maxDepth = 1000    // directories below each other; one descriptor for each
-	maxLinks = 1 << 16 // files with several names that are told apart; the rest stays as it is
+	maxDepth = 1000    // levels of directories; each level needs a descriptor
+	maxLinks = 1 << 16 // files with several names that are counted; other such files keep their owner
 )
 
-// inode names a file.
 type inode struct{ dev, number uint64 }
 
-// giver gives to one user what is another's. It never opens anything but directories, and changes nothing by its name.
+// giver changes the owner of one user's files. It opens only directories for reading, and changes owners by descriptor,
+// not by name.
 type giver struct {
 	from, to Owner
 	deadline time.Time
 
 	dev   uint64
 	clock int
-	links map[inode]uint64 // of files with several names, how many were found
+	links map[inode]uint64 // for files with several names: how many names were found
 }
 
 func (g *giver) run(root int) error {
@@ -42,7 +42,6 @@ func (g *giver) run(root int) error {
 	return unix.Fchown(root, g.to.UID, g.to.GID)
 }
 
-// walk gives what is in a directory.
 func (g *giver) walk(dir, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("directories in it are more than %d deep", maxDepth)
@@ -51,7 +50,7 @@ func (g *giver) walk(dir, depth int) error {
 		if g.clock++; g.clock%looks == 0 && time.Now().After(g.deadline) {
 			return ErrTime
 		}
-		// A descriptor of what it is, and of nothing that it could lead to or do.
+		// O_PATH returns a descriptor of the entry itself: it follows no link, and opens no device or pipe.
 		entry, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.ENOENT) {
 			return nil
@@ -63,7 +62,7 @@ func (g *giver) walk(dir, depth int) error {
 	})
 }
 
-// entry gives an entry, and closes it.
+// entry closes its descriptor.
 func (g *giver) entry(entry, depth int) error {
 	var st unix.Stat_t
 	err := unix.Fstat(entry, &st)
@@ -72,15 +71,15 @@ func (g *giver) entry(entry, depth int) error {
 	}
 	defer func() { _ = unix.Close(entry) }()
 	if err != nil || st.Dev != g.dev || int(st.Uid) != g.from.UID || st.Nlink > 1 && !g.allNames(&st) {
-		return err // what is mounted in it, what is somebody else's, and what has a name elsewhere stays
+		return err // unchanged: mounts, other users' files, files with names elsewhere
 	}
 	return unix.Fchownat(entry, "", g.to.UID, g.to.GID, unix.AT_EMPTY_PATH)
 }
 
-// inside gives what is in a directory, then the directory, and closes it.
+// inside closes its descriptor.
 func (g *giver) inside(entry int, st *unix.Stat_t, depth int) error {
 	dir, err := unix.Openat(entry, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	_ = unix.Close(entry) // one descriptor for each level
+	_ = unix.Close(entry) // so that each level needs only one descriptor
 	if errors.Is(err, unix.EACCES) && int(st.Uid) != g.from.UID {
 		return nil
 	}
@@ -94,7 +93,7 @@ func (g *giver) inside(entry int, st *unix.Stat_t, depth int) error {
 	return unix.Fchown(dir, g.to.UID, g.to.GID)
 }
 
-// allNames reports whether the last of a file's names was found just now.
+// allNames counts one more name of a file, and reports whether all names were found now.
 func (g *giver) allNames(st *unix.Stat_t) bool {
 	id := inode{st.Dev, st.Ino}
 	if _, known := g.links[id]; !known && len(g.links) == maxLinks {

@@ -11,13 +11,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/confine"
 )
 
-// niceness is that of who has all the time in the world (setpriority(2)).
 const niceness = 19
 
-// restrict makes this process the tree's user, with limits, before it looks at anything of the tree. What it cannot renounce is
-// an error: it must not go on with more than it should have.
+// restrict must run before the process reads anything of the tree, and the process must not continue after an error.
 func restrict(o order) error {
-	runtime.LockOSThread() // never unlocked: capabilities are a thread's
+	runtime.LockOSThread() // never unlocked, because capabilities belong to a thread
 	seconds := uint64((o.Limit + killWait + time.Second) / time.Second)
 	for _, limit := range []struct {
 		what int
@@ -34,7 +32,7 @@ func restrict(o order) error {
 	switch {
 	case o.Op == opGive:
 		keep = []int{unix.CAP_CHOWN, unix.CAP_DAC_READ_SEARCH}
-	case o.As.UID == 0: // what root left, as by a hook of the node
+	case o.As.UID == 0: // files of root, for example from a hook of the node
 		keep = []int{unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER}
 	}
 	if err := confine.Become(o.As.UID, o.As.GID, keep); err != nil {

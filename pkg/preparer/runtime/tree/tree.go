@@ -1,9 +1,9 @@
-// Package tree deletes directory trees that hostile programs may have made, and gives them to other users.
+// Package tree deletes directory trees, and changes their owner, although a hostile program may have made them.
 //
-// Who made a tree may have made it 200,000 directories deep, full of links and pipes, so that whoever walks it runs out of
-// descriptors, memory or time, or is led somewhere else. So a child process does the walking: this binary, started again, as
-// the tree's own user, with next to no capabilities and with limits. What it can be made to do, the tree's user could have
-// done. Where it cannot become that user it does nothing. It ends with its parent.
+// Such a tree may be 200,000 directories deep, and full of links and pipes. A process that walks it may run out of
+// descriptors, memory or time, or follow links out of the tree. So a child process walks the tree: this binary, started
+// again as the tree's own user, with limits and almost no capabilities. A hostile tree cannot make the child do more
+// than that user is allowed to do. The child ends when its parent ends.
 package tree
 
 import (
@@ -19,19 +19,19 @@ import (
 	"time"
 )
 
-// Arg is the first argument of a process that is to call Exec before anything else.
+// Arg is the first argument of a process that must call Exec before anything else.
 const Arg = "tree-exec"
 
-// killWait is how long, beyond its own limit, a child is given to say how far it came.
+// killWait is how long a child may take, after its limit is over, to send its answer.
 const killWait = 5 * time.Second
 
-// ErrTime is returned when the time was over before the work was done. What was done stays done.
+// ErrTime means that the time was over. The part of the work that is done stays done.
 var ErrTime = errors.New("the time allowed for it is over")
 
-// ErrSurvived is returned when a child did not end although it was killed, as one in uninterruptible sleep.
+// ErrSurvived means that a child was killed and has not ended in time, for example because of uninterruptible sleep.
 var ErrSurvived = errors.New("its process is not dead yet " + killWait.String() + " after it was killed")
 
-// Owner is whom files belong to.
+// Owner is the owner of files.
 type Owner struct {
 	UID int `json:"uid"`
 	GID int `json:"gid"`
@@ -40,18 +40,17 @@ type Owner struct {
 // Left is what a deletion could not remove.
 type Left struct {
 	Empty   bool   `json:"empty,omitempty"`   // nothing is left
-	Removed int    `json:"removed,omitempty"` // entries that are not where they were
-	UID     int    `json:"uid,omitempty"`     // whom a directory belongs to that kept something
-	Why     string `json:"why,omitempty"`     // what the kernel said
+	Removed int    `json:"removed,omitempty"` // entries that were removed or moved
+	UID     int    `json:"uid,omitempty"`     // owner of a directory that is not empty
+	Why     string `json:"why,omitempty"`     // the kernel's error
 }
 
-// The two things that a child does.
 const (
 	opDelete = "delete"
 	opGive   = "give"
 )
 
-// order is what a child is told. It reads it from its input, whose end makes it end too.
+// The child reads its order from stdin, and ends when stdin ends.
 type order struct {
 	Op    string        `json:"op"`
 	As    Owner         `json:"as"`
@@ -59,31 +58,29 @@ type order struct {
 	Limit time.Duration `json:"limit"`
 }
 
-// answer is a child's last word.
 type answer struct {
 	Left  Left          `json:"left"`
 	Late  bool          `json:"late,omitempty"`
 	Error string        `json:"error,omitempty"`
-	Errno syscall.Errno `json:"errno,omitempty"` // behind Error, if there is one
+	Errno syscall.Errno `json:"errno,omitempty"` // the kernel's error in Error, if any
 }
 
-// Delete removes what is in dir, as that user and for so long, and says what it could not remove. The directory itself
-// stays; it must belong to the user. It returns ErrTime when the time is over; then it goes on where it was next time. What a
-// directory of another user holds stays, but is moved to where Delete as that other user finds it.
+// Delete removes the content of dir with the rights of one user (as), who must own dir. It keeps dir. It returns what
+// it could not remove. When limit is over, it returns ErrTime, and another call continues the work. Directories of
+// other users that are not empty are moved up in dir, so that a Delete as their owner finds them.
 func Delete(ctx context.Context, dir *os.File, as Owner, limit time.Duration) (Left, error) {
 	a, err := run(ctx, dir, order{Op: opDelete, As: as, Limit: limit})
 	return a.Left, err
 }
 
-// Give gives the directory, and all in it that belongs to the one user, to the other one: also files with several names, if
-// all of these are in it. What belongs to somebody else, or has a name elsewhere, stays as it is. The directory itself
-// comes last, so that what was interrupted is done again. Only root can do that.
+// Give makes the second user (to) the owner of dir, and of everything in dir that belongs to the first user (from). A
+// file with names outside dir keeps its owner. Give changes dir itself last. So after an interruption, the owner of dir
+// shows that Give must be called again. Only root can call Give.
 func Give(ctx context.Context, dir *os.File, from, to Owner, limit time.Duration) error {
 	_, err := run(ctx, dir, order{Op: opGive, As: from, To: to, Limit: limit})
 	return err
 }
 
-// run starts a child and returns what it has said.
 func run(ctx context.Context, dir *os.File, o order) (answer, error) {
 	what := func(err error) error { return fmt.Errorf("%s %s as user %d: %w", o.Op, dir.Name(), o.As.UID, err) }
 	input, err := json.Marshal(o)
@@ -92,14 +89,14 @@ func run(ctx context.Context, dir *os.File, o order) (answer, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Limit+killWait)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", Arg) // killed at the end of ctx
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", Arg) // kills the child when ctx ends
 	cmd.Args[0] = os.Args[0]
 	cmd.Env, cmd.Dir = []string{}, "/"
 	cmd.ExtraFiles = []*os.File{dir}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are for the caller
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // so that a terminal's signals reach only the caller
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	order, err := cmd.StdinPipe() // open until the child has ended: its end is ours
+	order, err := cmd.StdinPipe() // stays open until the child has ended, because the child ends when it is closed
 	if err != nil {
 		return answer{}, what(err)
 	}
@@ -119,8 +116,9 @@ func run(ctx context.Context, dir *os.File, o order) (answer, error) {
 	case context.Cause(ctx) != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		return answer{}, context.Cause(ctx)
 	case json.Unmarshal([]byte(stdout.String()), &a) != nil:
-		said := strings.TrimSpace(stderr.String())
-		return answer{}, what(fmt.Errorf("its process ended without an answer: %w: %.300s", errors.Join(err, writeErr), said))
+		printed := strings.TrimSpace(stderr.String())
+		return answer{}, what(fmt.Errorf("its process ended without an answer: %w: %.300s",
+			errors.Join(err, writeErr), printed))
 	case a.Error != "":
 		return a, what(&childError{a})
 	case a.Late:
@@ -129,43 +127,41 @@ func run(ctx context.Context, dir *os.File, o order) (answer, error) {
 	return a, nil
 }
 
-// expired returns a channel that is closed some time after the context has ended.
+// expired returns a channel that is closed killWait after the end of the context.
 func expired(ctx context.Context) <-chan struct{} {
 	late := make(chan struct{})
 	context.AfterFunc(ctx, func() { time.AfterFunc(killWait, func() { close(late) }) })
 	return late
 }
 
-// childError is what went wrong in a child.
 type childError struct{ answer answer }
 
-func (e *childError) Error() string { return e.answer.Error }
+func (c *childError) Error() string { return c.answer.Error }
 
-func (e *childError) Unwrap() error {
-	if e.answer.Errno == 0 {
+func (c *childError) Unwrap() error {
+	if c.answer.Errno == 0 {
 		return nil
 	}
-	return e.answer.Errno
+	return c.answer.Errno
 }
 
-// dirFD is the descriptor of the directory in the child.
 const dirFD = 3
 
-// Exec is the whole life of a child. It never returns.
+// Exec runs the child, and never returns.
 func Exec() {
 	var o order
 	if err := json.NewDecoder(os.Stdin).Decode(&o); err != nil {
-		os.Exit(1) // nobody is left to be told
+		os.Exit(1) // no process is left to report to
 	}
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // its end is all that matters
+		_, _ = io.Copy(io.Discard, os.Stdin) // only the end of stdin matters
 		syscall.Exit(1)
 	}()
 	a := carryOut(o)
 	if err := json.NewEncoder(os.Stdout).Encode(a); err != nil {
 		syscall.Exit(1)
 	}
-	syscall.Exit(0) // at once: os.Exit of a binary built with the race detector waits a second
+	syscall.Exit(0) // not os.Exit, which waits a second in a binary with the race detector
 }
 
 func carryOut(o order) (a answer) {

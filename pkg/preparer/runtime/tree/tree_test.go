@@ -27,16 +27,15 @@ func TestMain(m *testing.M) {
 	os.Exit(consultest.NoLeaks(m.Run()))
 }
 
-// limit is how long one call may take on a busy machine.
+// limit is long because the machine may be busy.
 const limit = 10 * time.Minute
 
-// The users of these tests, where they run as root.
+// The users of these tests if they run as root.
 const podUID, otherUID = 1_900_200_001, 1_900_200_002
 
-// self is who runs the tests.
 func self() tree.Owner { return tree.Owner{UID: os.Getuid(), GID: os.Getgid()} }
 
-// podUser is whose trees are deleted: a pod's where that can be, else whoever runs the tests.
+// podUser owns the trees to delete: a pod's user if the tests run as root, else the user that runs the tests.
 func podUser() tree.Owner {
 	if os.Getuid() == 0 {
 		return tree.Owner{UID: podUID, GID: podUID}
@@ -44,7 +43,7 @@ func podUser() tree.Owner {
 	return self()
 }
 
-// scene is a directory that all users can reach, with a pod's home in it.
+// scene is a directory that all users can enter, with a pod's home.
 type scene struct {
 	t         *testing.T
 	dir, home string
@@ -52,8 +51,8 @@ type scene struct {
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	// Not t.TempDir, which is closed to others and cannot delete deep trees. In memory, because some file systems take
-	// milliseconds to remove a directory.
+	// Other users cannot enter t.TempDir, and it cannot delete deep trees. Some file systems need milliseconds to
+	// remove a directory, but memory does not.
 	const memory = "/dev/shm"
 	parent := ""
 	if info, err := os.Stat(memory); err == nil && info.IsDir() {
@@ -90,13 +89,12 @@ func (s *scene) path(parts ...string) string {
 	return filepath.Join(append([]string{s.home}, parts...)...)
 }
 
-// write makes a file.
 func (s *scene) write(path string) {
 	s.t.Helper()
 	s.must(os.WriteFile(path, []byte("precious"), 0o600))
 }
 
-// chown gives what stands at a path to a user, as root can.
+// chown does nothing unless the tests run as root.
 func (s *scene) chown(uid int, paths ...string) {
 	s.t.Helper()
 	for _, path := range paths {
@@ -129,7 +127,7 @@ func (s *scene) delete(as tree.Owner) (tree.Left, error) {
 	return tree.Delete(s.t.Context(), home, as, limit)
 }
 
-// deep makes directories below each other, each with a file, as the user that they are to be of.
+// deep makes nested directories with a file each.
 func (s *scene) deep(levels int, as tree.Owner) {
 	s.t.Helper()
 	s.must(inThread(as, func() error {
@@ -153,7 +151,7 @@ func (s *scene) deep(levels int, as tree.Owner) {
 	}))
 }
 
-// A tree deeper than there are descriptors, or than a path can name, is deleted in seconds.
+// Deleting takes seconds, even for a tree deeper than the number of descriptors, or than the longest path.
 func TestDeleteDeepTree(t *testing.T) {
 	s := newScene(t)
 	s.chown(podUID, s.home)
@@ -166,7 +164,7 @@ func TestDeleteDeepTree(t *testing.T) {
 	}
 }
 
-// Whatever a pod puts into its home goes, and nothing outside of it.
+// All that a pod has put into its home is deleted, and nothing outside.
 func TestDeleteLeavesOutsideAlone(t *testing.T) {
 	s := newScene(t)
 	outside, kept := filepath.Join(s.dir, "outside"), filepath.Join(s.dir, "outside", "kept")
@@ -194,7 +192,7 @@ func TestDeleteLeavesOutsideAlone(t *testing.T) {
 	}
 }
 
-// What somebody else keeps in the tree takes a second round, as that user, and one user cannot remove it for the other.
+// Files of another user need another call as that user.
 func TestDeleteOfTwoUsers(t *testing.T) {
 	if os.Getuid() != 0 {
 		s := newScene(t)
@@ -235,7 +233,7 @@ func TestDeleteOfTwoUsers(t *testing.T) {
 	}
 }
 
-// The work ends with its time, and goes on from there.
+// Out of time, Delete ends, and the next call continues.
 func TestDeleteTakesItsTime(t *testing.T) {
 	s := newScene(t)
 	s.chown(podUID, s.home)
@@ -256,7 +254,6 @@ func TestDeleteTakesItsTime(t *testing.T) {
 	}
 }
 
-// give hands the home over.
 func (s *scene) give(from, to int) error {
 	s.t.Helper()
 	home := open(s.t, s.home)
@@ -264,7 +261,7 @@ func (s *scene) give(from, to int) error {
 	return tree.Give(s.t.Context(), home, tree.Owner{UID: from, GID: from}, tree.Owner{UID: to, GID: to}, limit)
 }
 
-// A home changes hands with what is its owner's, and with nothing that has a name elsewhere.
+// If the owner of a home changes, the owner's files in it change too, except files that have a name elsewhere.
 func TestGive(t *testing.T) {
 	if os.Getuid() != 0 {
 		s := newScene(t)
@@ -280,13 +277,14 @@ func TestGive(t *testing.T) {
 		s.write(s.path(name))
 	}
 	s.write(elsewhere)
-	s.must(os.Link(elsewhere, s.path("hard")))                // a file of the same user with a name elsewhere
-	s.must(os.Link(s.path("twice"), s.path("deep", "twice"))) // and one whose names are all here
-	s.must(os.Link(s.path("roots"), s.path("deep", "roots"))) // of another user
+	s.must(os.Link(elsewhere, s.path("hard")))                // has a name elsewhere
+	s.must(os.Link(s.path("twice"), s.path("deep", "twice"))) // has all its names here
+	s.must(os.Link(s.path("roots"), s.path("deep", "roots"))) // belongs to another user
 	s.must(os.Symlink(elsewhere, s.path("deep", "link")))
 	s.must(unix.Mkfifo(s.path("pipe"), 0o600))
 	mine := []string{
-		s.home, s.path("file"), s.path("deep"), s.path("deep", "file"), s.path("deep", "root", "deeper"), s.path("deep", "root", "deeper", "file"),
+		s.home, s.path("file"), s.path("deep"), s.path("deep", "file"), s.path("deep", "root", "deeper"), s.path("deep",
+			"root", "deeper", "file"),
 		s.path("twice"), s.path("deep", "link"), s.path("pipe"),
 	}
 	s.chown(podUID, append(mine, elsewhere)...)
@@ -309,10 +307,10 @@ func TestGive(t *testing.T) {
 	}
 }
 
-// A tree without an end is refused; its own top has not changed hands then.
+// If a tree is too deep, Give returns an error, and the root of the tree keeps its owner.
 func TestGiveIsBounded(t *testing.T) {
 	if os.Getuid() != 0 {
-		return // refused before anything is looked at: see above
+		return // Give needs root; see TestGive
 	}
 	s := newScene(t)
 	s.chown(podUID, s.home)
@@ -331,8 +329,8 @@ func TestGiveIsBounded(t *testing.T) {
 	}
 }
 
-// A child has next to no capabilities, and none of its parent's files.
-func TestRefusesUnknownOrders(t *testing.T) {
+// Delete needs an open directory.
+func TestDeleteRefusesWhatIsNoOpenDirectory(t *testing.T) {
 	s := newScene(t)
 	home := open(t, s.home)
 	if err := home.Close(); err != nil {
@@ -350,7 +348,7 @@ func TestRefusesUnknownOrders(t *testing.T) {
 	}
 }
 
-// inThread runs a function as a user, in a thread of its own that goes with it.
+// inThread runs as a user, in a thread that ends afterwards.
 func inThread(as tree.Owner, run func() error) error {
 	if as == self() {
 		return run()
@@ -370,7 +368,7 @@ func inThread(as tree.Owner, run func() error) error {
 	return nil
 }
 
-// lockAs makes the calling thread the user as far as files go (setfsuid(2)).
+// lockAs changes the thread's access to files (setfsuid(2)).
 func lockAs(as tree.Owner) error {
 	goruntime.LockOSThread() // never unlocked
 	return errors.Join(unix.Setfsgid(as.GID), unix.Setfsuid(as.UID))

@@ -1,0 +1,2 @@
+# Other machines, in addition to consul.hcl.
+server = false
