@@ -39,13 +39,14 @@ func logRotation(e *env) {
 			}
 			total = end.lines
 			continue
-		default:
+		case line, ok := <-lines:
+			if want := strings.TrimSuffix(fmt.Sprintf(numberedLine, followed.Load()), "\n"); !ok || line != want {
+				e.t.Fatalf("%q was followed (%t), want %q", line, ok, want)
+			}
 		}
-		line, ok := <-lines
-		if want := strings.TrimSuffix(fmt.Sprintf(numberedLine, followed.Load()), "\n"); !ok || line != want {
-			e.t.Fatalf("%q was followed (%t), want %q", line, ok, want)
-		}
-		if n := followed.Add(1); n%1000 > 0 || rotations == wanted {
+		if n := followed.Add(1); n > 20_000_000 {
+			e.t.Fatalf("%d rotations in %d lines, want %d", rotations, n, wanted)
+		} else if n%1000 > 0 || rotations == wanted {
 			continue
 		}
 		if now, err := os.Stat(log + ".1"); err == nil && (last == nil || !os.SameFile(now, last)) {

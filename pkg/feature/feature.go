@@ -32,6 +32,7 @@ var Known = Table{
 	{Name: "forget-nodes", Since: "0.2.0", What: "--forget-node-after: the leader removes nodes that are gone"},
 	{Name: "group-manifests", Since: "0.2.0", What: "environment, command and resources of a replica group"},
 	{Name: "group-placing", Since: "0.2.0", What: "spread, affinity and placing of a replica group"},
+	{Name: "images", Since: "0.2.0", What: "kind: image: containers made from OCI images"},
 	{Name: "lower-counts", Since: "0.2.0", What: "a rollout to fewer pods stops no pod before a new pod is " +
 		"available"},
 	{Name: "mode-stages", Since: "0.2.0", What: "changes between a number of replicas and each-node go in stages"},

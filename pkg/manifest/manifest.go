@@ -35,8 +35,9 @@ const (
 
 // The kinds of artifacts.
 const (
-	ArtifactTar  = "tar"  // a gzip-compressed tar archive
-	ArtifactExec = "exec" // a program that is on the node already
+	ArtifactTar   = "tar"   // a gzip-compressed tar archive
+	ArtifactExec  = "exec"  // a program that is on the node already
+	ArtifactImage = "image" // an OCI image, which runs as a container
 )
 
 // Manifest is one pod: processes that live and die together on one node.
@@ -75,13 +76,20 @@ type Launchable struct {
 
 // Artifact is what a launchable runs.
 type Artifact struct {
-	Kind   string `json:"kind"`             // ArtifactTar or ArtifactExec
+	Kind   string `json:"kind"`             // ArtifactTar, ArtifactExec or ArtifactImage
 	URL    string `json:"url,omitempty"`    // of a tar: file:// or https://
 	SHA256 string `json:"sha256,omitempty"` // of the tar as fetched, 64 hex digits
 	Path   string `json:"path,omitempty"`   // of an exec: absolute, on the node
+	// Ref is of an image: registry/name:tag@sha256:digest. The tag may be missing; in a manifest, the digest may not.
+	Ref string `json:"ref,omitempty" feature:"images"`
+	// Platform is of an image: os/architecture[/variant]; default: the node's own.
+	Platform string `json:"platform,omitempty" feature:"images"`
 }
 
-// IsFetched reports whether the node fetches the artifact and verifies its digest.
+// IsImage reports whether the artifact is an image, so that its programs run in a container.
+func (a *Artifact) IsImage() bool { return a.Kind == ArtifactImage }
+
+// IsFetched reports whether the artifact is an archive that the node fetches, and whose digest is in SHA256.
 func (a *Artifact) IsFetched() bool { return a.Kind == ArtifactTar }
 
 // HasSwitches reports whether the node runs the artifact's programs bin/enable and bin/disable, if there are such.

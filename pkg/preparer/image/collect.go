@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 )
 
 // reach is what an image has on the disk. The keys are names in their directories.

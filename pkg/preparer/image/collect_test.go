@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
 )
 
 // prune removes what is not needed, at a time.

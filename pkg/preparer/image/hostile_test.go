@@ -11,9 +11,9 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/registry"
 )
 
 // A manifest can name a layer of another image as its configuration, with a wrong size. That must not spoil the pull of

@@ -39,8 +39,8 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/registry"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 )
 
 // Errors that a caller can test for. Pull also returns errors of the packages registry, reference and archive. These

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
 )
 
 // kills is how often TestKilledAnywhere kills a pull, unless the variable KILLS has another number:

@@ -9,9 +9,9 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/internal/patience"
 	unpacker "github.com/rcfarm/rcfarm/pkg/preparer/image/layer"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/registry"
 )
 
 // limitsLeft is what the rest of an image's layers may unpack to.

@@ -20,8 +20,8 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 	"github.com/rcfarm/rcfarm/pkg/internal/regular"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
 )
 
 // Limits of what is read into memory, in bytes.

@@ -19,10 +19,10 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/registry"
 )
 
 // needs is what these tests cannot do without.

@@ -13,7 +13,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 )
 
 // Media types of Docker, which mean the same as the types of the specification.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 )
 
 // FuzzDocuments: any manifest, index and configuration is refused as such, or names only digests that can be files.

@@ -15,10 +15,10 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/internal/patience"
 	unpacker "github.com/rcfarm/rcfarm/pkg/preparer/image/layer"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/registry"
 )
 
 // pull is one call of Pull.

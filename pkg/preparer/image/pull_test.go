@@ -21,11 +21,11 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/overlay"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/registry"
 )
 
 // An image goes from the registry to a mounted tree: an index, three compressions, whiteouts, owners.

@@ -5,6 +5,7 @@ package runtime
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -80,6 +81,31 @@ type Spec struct {
 	Process
 
 	Isolation *Isolation `json:"isolation,omitempty"` // nil: the process runs as the supervisor's user, without limits
+	Container *Container `json:"container,omitempty"` // nil: the process sees the node's files
+}
+
+// Container is what the runtime needs to run a process in a container. Process.Command, Env and Dir are then only for
+// people; Config has what runs. Isolation has only the limits, and its user is not used.
+type Container struct {
+	// Config is a configuration of the OCI runtime specification. Its root is Dir/rootfs, and its cgroup path is the
+	// one that the runtime gives to the process.
+	Config json.RawMessage `json:"config"`
+	// Dir is a directory for this process alone. The runtime makes it anew at each start, with these entries: rootfs
+	// (where the layers are mounted), upper and work (what the container writes), hosts and resolv.conf (copies of the
+	// node's files), scratch/0, scratch/1, ... (one for each volume of the image).
+	Dir    string   `json:"dir"`
+	Layers []string `json:"layers"` // directories, the highest first
+	// IDs is the block of numbers as which the container's users appear on the node; nil: the numbers are not changed.
+	IDs     *IDs `json:"ids,omitempty"`
+	UID     int  `json:"uid"`     // owner of the directories in scratch, as a number of the node
+	GID     int  `json:"gid"`     // their group
+	Scratch int  `json:"scratch"` // how many directories scratch has
+}
+
+// IDs is a block of user and group numbers of the node: the number n of a container is the number First+n.
+type IDs struct {
+	First uint32 `json:"first"`
+	Size  uint32 `json:"size"`
 }
 
 // Process is one process to supervise.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/layer"
 )
 

@@ -19,7 +19,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/layer"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/overlay"
 )

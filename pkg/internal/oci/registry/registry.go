@@ -29,7 +29,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/retry"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 )
 
 // Config has what New needs. If a duration or number is zero, withDefaults sets its default.

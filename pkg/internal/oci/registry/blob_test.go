@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/internal/patience"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/registry"
 )
 
 // quick is a configuration with short pauses. The registry of the test has no TLS.

@@ -21,8 +21,8 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 	"github.com/rcfarm/rcfarm/pkg/internal/patience"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
 )
 
 // Blob is what a manifest says about a blob.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/imagetest"
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/registry"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 )
 
 // What a registry says becomes a part of errors, which are reported and shown on terminals.

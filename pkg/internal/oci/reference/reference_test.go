@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rcfarm/rcfarm/pkg/preparer/image/reference"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 )
 
 var digest = "sha256:" + strings.Repeat("0a", 32)
