@@ -10,6 +10,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/consul"
 	"github.com/rcfarm/rcfarm/pkg/preparer"
 	"github.com/rcfarm/rcfarm/pkg/preparer/artifact"
+	"github.com/rcfarm/rcfarm/pkg/preparer/image"
 	"github.com/rcfarm/rcfarm/pkg/preparer/nodeapi"
 )
 
@@ -81,7 +82,7 @@ func FarmCommand(start func(FarmConfig) error) *cli.App {
 func PreparerCommand(start func(PreparerConfig) error, supervisor func(SupervisorConfig) error) *cli.App {
 	hostname, _ := os.Hostname() // NewPreparer checks the flag, also its default
 	var cfg PreparerConfig
-	var labels cli.StringSlice
+	var labels, cas, tokens, plain cli.StringSlice
 	return &cli.App{
 		Name: "preparer", Version: Version, Usage: "run the pods of this node",
 		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd " +
@@ -93,7 +94,7 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 				"beyond this, artifacts that no installed version needs are removed, the least recently used first; "+
 					"1 or more"),
 			amountFlag(&cfg.Artifacts.ReserveBytes, "artifact-reserve-bytes", artifact.DefaultReserveBytes,
-				"disk space that fetching and unpacking keep free; 0: none"),
+				"disk space that fetching and unpacking keep free, also of images; 0: none"),
 			amountFlag(&cfg.Artifacts.MaxBytes, "artifact-max-bytes",
 				artifact.DefaultMaxBytes, "largest archive that is fetched, 1 or more"),
 			amountFlag(&cfg.Artifacts.MaxUnpackedBytes, "artifact-max-unpacked-bytes",
@@ -102,6 +103,30 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 				artifact.DefaultFetchTimeout, "for one whole fetch with its retries, 1s or more"),
 			timeFlag(&cfg.Artifacts.StallTimeout, "artifact-stall-timeout", artifact.DefaultStallTimeout,
 				"a fetch that receives less than 64 KiB in this time is ended, and tried again; 1s or more"),
+			amountFlag(&cfg.Images.CacheBytes, "image-cache-bytes", image.DefaultCacheBytes,
+				"beyond this, images that no installed version needs are removed, the least recently used first; "+
+					"1 or more"),
+			amountFlag(&cfg.Images.MaxBytes, "image-max-bytes", image.DefaultMaxBytes,
+				"most that the layers of an image may have as downloaded, 1 or more"),
+			amountFlag(&cfg.Images.MaxUnpackedBytes, "image-max-unpacked-bytes", image.DefaultMaxUnpackedBytes,
+				"most that the layers of an image may unpack to, 1 or more"),
+			timeFlag(&cfg.Images.PullDeadline, "pull-deadline", image.DefaultPullTimeout,
+				"for one whole pull of an image with its retries, 1s or more"),
+			textFlag(&cfg.Images.DockerConfig, "registry-config", "",
+				"`FILE` with credentials of registries: a config.json of Docker, which may name credential helpers; "+
+					"read again for each pull"),
+			&cli.StringSliceFlag{
+				Name: "registry-ca", Destination: &cas,
+				Usage: "`REGISTRY=FILE` with certificates in PEM, accepted beside the machine's; may be repeated",
+			},
+			&cli.StringSliceFlag{
+				Name: "registry-token-file", Destination: &tokens,
+				Usage: "`REGISTRY=FILE` with a bearer token, read again for each pull; may be repeated",
+			},
+			&cli.StringSliceFlag{
+				Name: "registry-plain-http", Destination: &plain,
+				Usage: "`REGISTRY` without TLS; may be repeated",
+			},
 			textFlag(&cfg.API.Addr, "api-addr", nodeapi.Unix,
 				"`ADDRESS` of the API for logs and commands in pods: unix (api/socket in the data directory, for "+
 					"root and the preparer's own user), off, or an IP address and a port (0: a free one), which "+
@@ -165,6 +190,7 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 		OnUsageError: onUsageError, ExitErrHandler: exitNowhere,
 		Action: flagsAlone(func() error {
 			cfg.Labels = labels.Value()
+			cfg.Images.CAs, cfg.Images.TokenFiles, cfg.Images.PlainHTTP = cas.Value(), tokens.Value(), plain.Value()
 			return start(cfg)
 		}),
 		Commands: []*cli.Command{supervise(supervisor)},

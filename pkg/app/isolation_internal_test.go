@@ -158,6 +158,7 @@ func TestFailedPreparerLeavesNothing(t *testing.T) {
 				Node: "n1", Address: "127.0.0.1", Slots: 1, ReserveCPU: 1, PortsMin: 1, PortsMax: 2,
 				KeepStopped: time.Hour,
 				Isolation:   IsolationAuto, UserRange: DefaultUserRange, API: nodeapi.Config{Addr: "off"},
+				Images: ImageConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, PullDeadline: time.Second},
 				Artifacts: artifact.Config{
 					CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second,
 					StallTimeout: time.Second,

@@ -48,7 +48,8 @@ type PreparerConfig struct {
 	UserRange string // first-last
 	AllowRoot bool   // manifests may ask for the user root
 
-	Artifacts artifact.Config // only ReserveBytes may be zero
+	Artifacts artifact.Config // only ReserveBytes may be zero; it holds for images, too
+	Images    ImageConfig
 	API       nodeapi.Config
 	Intents   string // IntentsWatch or IntentsPush; empty: watch
 	// PullEvery is for IntentsPush: the time without a push after which a node reads its intents; zero: a minute.
@@ -90,6 +91,7 @@ func (p *PreparerConfig) record() (node.Node, error) {
 	}
 
 	checkArtifacts(&errs, &p.Artifacts)
+	p.Images.check(&errs)
 	p.api().Check(&errs)
 	if !slices.Contains([]string{"", IntentsWatch, IntentsPush}, p.Intents) {
 		errs.Add("intents", p.Intents, IntentsWatch+" or "+IntentsPush)
@@ -190,6 +192,15 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err := refuseFormer(b.dir); err != nil {
 		return nil, err
 	}
+	imageDir := b.dir.Path("images")
+	can := probeContainers(ctx, imageDir, b.log)
+	record.Containers = &can
+	var images install.Images // nil: the node runs no containers
+	if len(can.Lacks) == 0 {
+		if images, err = cfg.Images.open(imageDir, stored.ReserveBytes); err != nil {
+			return nil, err
+		}
+	}
 	if !onMachine(cfg.Address) {
 		b.log.WithField(obs.Address, cfg.Address).Warn("this machine does not have the address of --address: pods " +
 			"that listen on NODE_ADDRESS cannot start. That is right only if the address is mapped to this machine " +
@@ -241,7 +252,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		Doors: doors, Strict: cfg.Isolation == IsolationOn, InUse: cfg.inUse,
 		Host: install.Host{
 			Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts,
-			Runtime: pods, Trust: policy,
+			Images: images, NoImages: can.Lacks, Runtime: pods, Trust: policy,
 		},
 		Node: record, Store: b.store, Cache: artifacts,
 		Services: b.client.Services, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),

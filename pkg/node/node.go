@@ -41,6 +41,8 @@ type Node struct {
 	// Isolation is "none", or some of "users,cgroup,tmp"; "refused": no pod is started, because pods should have their
 	// own users and cannot; empty: not reported.
 	Isolation string `json:"isolation,omitempty"`
+	// Containers is what the node can do with images; nil: not reported, so it runs none.
+	Containers *Containers `json:"containers,omitempty" feature:"images"`
 	// Anonymous is what requests without a token, which pods can make, can do at the machine's Consul agent; empty: not
 	// asked.
 	Anonymous string `json:"anonymous,omitempty"`
@@ -62,6 +64,13 @@ type Node struct {
 	OrphansLeftOut int          `json:"orphans_left_out,omitempty"`
 	// OrphansRefused says why orphans of the pages are left out. OrphansLeftOut counts them, too.
 	OrphansRefused []string `json:"-"`
+}
+
+// Containers is what a node can do with images.
+type Containers struct {
+	Runc     string   `json:"runc,omitempty"`     // its version; empty: no usable runc
+	Idmapped bool     `json:"idmapped,omitempty"` // layers can have other owners in a container than on the disk
+	Lacks    []string `json:"lacks,omitempty"`    // why the node runs no containers, each with its cure; empty: it does
 }
 
 // MaxTTL is the longest liveness TTL.

@@ -174,9 +174,9 @@ func (w *worker) identify(ctx context.Context, rec Record) (Record, error) {
 		installed.Manifest, installed.Ports = canonical, install.EffectivePorts(m, installed.Ports)
 	}
 	v := w.version(&rec, &installed)
-	roots, err := w.node.Fetch(ctx, v.M)
+	fetched, err := w.node.Fetch(ctx, v.M)
 	if err == nil {
-		installed.Processes, err = v.FindProcesses(roots)
+		installed.Processes, err = v.FindProcesses(fetched)
 	}
 	if err != nil {
 		return fail(err)

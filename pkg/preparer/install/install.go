@@ -22,6 +22,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/obs"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/image"
 	"github.com/rcfarm/rcfarm/pkg/preparer/loop"
 	"github.com/rcfarm/rcfarm/pkg/preparer/machine"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
@@ -52,6 +53,8 @@ type Host struct {
 	HooksDir  string // directory of the node's own hooks, absolute; empty: no hooks
 	Isolation Isolation
 	Artifacts Artifacts
+	Images    Images          // nil: the node runs no containers
+	NoImages  []string        // why Images is nil, each with its cure
 	Runtime   runtime.Runtime // runs hooks
 	Trust     Trust           // nil: every manifest may run
 	LogBytes  int64           // size from which a process's log file is rotated
@@ -69,7 +72,7 @@ type Config struct {
 	Log           obs.Logger
 	Limiter       *loop.LogLimiter
 	HookFailed    func() // called when a hook failed or took too long
-	FetchFailed   func() // called when an artifact could not be fetched, perhaps because of a full disk
+	FetchFailed   func() // called when an artifact or an image could not be fetched, perhaps because of a full disk
 }
 
 // Node installs pods on one machine.
@@ -106,7 +109,7 @@ type Order struct {
 // now.
 func (n *Node) Install(ctx context.Context, o *Order, progress Progress) (*Installed, error) {
 	progress.At(pod.StateFetching, fetchText(o.Manifest))
-	roots, err := n.Fetch(ctx, o.Manifest)
+	fetched, err := n.Fetch(ctx, o.Manifest)
 	if err != nil {
 		return nil, err
 	}
@@ -122,10 +125,10 @@ func (n *Node) Install(ctx context.Context, o *Order, progress Progress) (*Insta
 		return nil, err
 	}
 	v := n.version(o.Pod, o.UID, in, o.Manifest)
-	if in.Processes, err = v.FindProcesses(roots); err != nil {
+	if in.Processes, err = v.FindProcesses(fetched); err != nil {
 		return nil, err
 	}
-	v.roots = roots
+	v.roots, v.images = fetched.dirs, fetched.images
 	if err := v.claimData(); err != nil {
 		return nil, err
 	}
@@ -150,29 +153,33 @@ func (n *Node) Install(ctx context.Context, o *Order, progress Progress) (*Insta
 	return in, n.Trusted(o.Manifest, o.Signature)
 }
 
-// Fetch returns the directories of a pod's artifacts by launchable. A program of the node has none.
-func (n *Node) Fetch(ctx context.Context, m *manifest.Manifest) (map[string]string, error) {
-	dirs := make(map[string]string, len(m.Launchables))
+// Fetch gets a pod's artifacts and images.
+func (n *Node) Fetch(ctx context.Context, m *manifest.Manifest) (Fetched, error) {
+	got := Fetched{dirs: map[string]string{}, images: map[string]image.Image{}}
 	for i := range m.Launchables {
 		l := &m.Launchables[i]
-		if !l.Artifact.IsFetched() {
+		var err error
+		switch {
+		case l.Artifact.IsFetched():
+			got.dirs[l.Name], err = n.cfg.Artifacts.Ensure(ctx, l.Artifact)
+		case l.Artifact.IsImage():
+			got.images[l.Name], err = n.pull(ctx, &l.Artifact)
+		default:
 			continue
 		}
-		dir, err := n.cfg.Artifacts.Ensure(ctx, l.Artifact)
 		if err != nil {
 			n.cfg.FetchFailed()
-			return nil, fmt.Errorf("artifact of %s: %w", l.Name, err)
+			return Fetched{}, fmt.Errorf("artifact of %s: %w", l.Name, err)
 		}
-		dirs[l.Name] = dir
 		n.cfg.Step("artifact there")
 	}
-	return dirs, nil
+	return got, nil
 }
 
 func fetchText(m *manifest.Manifest) string {
 	var names []string
 	for i := range m.Launchables {
-		if m.Launchables[i].Artifact.IsFetched() {
+		if a := &m.Launchables[i].Artifact; a.IsFetched() || a.IsImage() {
 			names = append(names, m.Launchables[i].Name)
 		}
 	}

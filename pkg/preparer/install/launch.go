@@ -92,14 +92,15 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 	}}, nil
 }
 
-// Ensure restores files that the launch needs and the disk has lost.
+// Ensure restores files and images that the launch needs and the disk has lost.
 func (v *Version) Ensure(ctx context.Context, progress Progress) error {
 	defer progress.During(fetchText(v.M))()
-	roots, err := v.n.Fetch(ctx, v.M)
+	fetched, err := v.n.Fetch(ctx, v.M)
+	v.images = fetched.images
 	if err != nil || v.present() {
 		return err
 	}
-	v.roots = roots
+	v.roots = fetched.dirs
 	defer func() { v.roots = nil }()
 	return v.layOut()
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/durable"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/image"
 )
 
 const (
@@ -36,6 +37,8 @@ type Version struct {
 	dir string
 	// roots has the artifacts' directories by launchable, as long as dir does not exist.
 	roots map[string]string
+	// images are by launchable. Install and Ensure set them.
+	images map[string]image.Image
 }
 
 // Version returns nil if the manifest is not known. uid is the pod's number.
@@ -78,7 +81,8 @@ type Installed struct {
 type Process struct {
 	Name       string `json:"name"`
 	Launchable string `json:"launchable"`
-	Path       string `json:"path"` // of the program: relative to the launchable's artifact, or absolute
+	// Path is of the program: relative to the launchable's artifact, or absolute; empty: it is in an image.
+	Path string `json:"path"`
 }
 
 // Known reports whether the version can be run.
@@ -252,9 +256,9 @@ func (n *Node) Prune(id pod.Identity, kept []*Installed) error {
 // processName is the allowed name of a script's file. It becomes part of a process's id.
 var processName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
 
-// FindProcesses finds the processes in the artifacts. An installed version keeps exactly these.
-func (v *Version) FindProcesses(roots map[string]string) ([]Process, error) {
-	v.roots = roots
+// FindProcesses finds the processes in the artifacts. An image has one, which is found when its container starts. An installed version keeps exactly these.
+func (v *Version) FindProcesses(fetched Fetched) ([]Process, error) {
+	v.roots = fetched.dirs
 	defer func() { v.roots = nil }()
 	var all []Process
 	names := map[string]bool{}
@@ -279,6 +283,8 @@ func (v *Version) FindProcesses(roots map[string]string) ([]Process, error) {
 func (v *Version) scriptsOf(l *manifest.Launchable) ([]Process, error) {
 	command := l.Command
 	switch {
+	case l.Artifact.IsImage():
+		return []Process{{Name: l.Name, Launchable: l.Name}}, nil
 	case l.Artifact.IsOnNode():
 		command = l.Artifact.Path
 	case command == "":

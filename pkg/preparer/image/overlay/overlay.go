@@ -65,18 +65,24 @@ func Mount(target string, layers Layers) (err error) {
 // Probe tries an overlay mount below a directory, with a whiteout, an opaque directory and a write. It makes the mount
 // in a mount namespace of its own, so nothing remains mounted even if the program is killed. Errors to test for:
 // ErrUnsupported. Other errors are about the directory itself.
-func Probe(dir string) (err error) {
+func Probe(dir string) error {
+	return probe(dir, []string{"low/opaque", "high/opaque", "upper", "work", "merged"},
+		[]string{"low/hidden", "low/opaque/hidden", "low/kept", "high/opaque/kept"}, ErrUnsupported, try)
+}
+
+// probe makes directories and files, and calls try in a new mount namespace. Errors of try are also an is.
+func probe(dir string, dirs, files []string, is error, try func(base string) error) (err error) {
 	base, err := os.MkdirTemp(dir, "tmp-probe-")
 	if err != nil {
 		return fmt.Errorf("probe overlay mounts: %w", err)
 	}
 	defer func() { err = errors.Join(err, archive.RemoveTree(base)) }()
-	for _, sub := range []string{"low/opaque", "high/opaque", "upper", "work", "merged"} {
+	for _, sub := range dirs {
 		if err := os.MkdirAll(filepath.Join(base, sub), 0o755); err != nil {
 			return fmt.Errorf("probe overlay mounts: %w", err)
 		}
 	}
-	for _, file := range []string{"low/hidden", "low/opaque/hidden", "low/kept", "high/opaque/kept"} {
+	for _, file := range files {
 		if err := os.WriteFile(filepath.Join(base, file), []byte("kept"), 0o644); err != nil {
 			return fmt.Errorf("probe overlay mounts: %w", err)
 		}
@@ -84,15 +90,30 @@ func Probe(dir string) (err error) {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and with it the namespace
-		done <- try(base)
+		err := alone()
+		if err == nil {
+			err = try(base)
+		}
+		done <- err
 	}()
 	if err := <-done; err != nil {
-		return fmt.Errorf("%s: %w: %w", dir, ErrUnsupported, err)
+		return fmt.Errorf("%s: %w: %w", dir, is, err)
 	}
 	return nil
 }
 
-// try makes the mount in a new mount namespace of the calling thread, and compares what it shows.
+// alone gives the calling thread a mount namespace whose mounts others do not see.
+func alone() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("keep mounts in the namespace: %w", err)
+	}
+	return nil
+}
+
+// try makes the mount, and compares what it shows. It runs in a mount namespace of its own.
 func try(base string) error {
 	in := func(sub string) string { return filepath.Join(base, sub) }
 	if err := unix.Mknod(in("high/hidden"), unix.S_IFCHR, 0); err != nil {
@@ -100,12 +121,6 @@ func try(base string) error {
 	}
 	if err := unix.Setxattr(in("high/opaque"), "trusted.overlay.opaque", []byte("y"), 0); err != nil {
 		return fmt.Errorf("make an opaque directory: %w", err)
-	}
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make a mount namespace: %w", err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("keep mounts in the namespace: %w", err)
 	}
 	layers := Layers{Lower: []string{in("high"), in("low")}, Upper: in("upper"), Work: in("work")}
 	if err := Mount(in("merged"), layers); err != nil {

@@ -96,3 +96,20 @@ func unmount(t *testing.T, target string) {
 		t.Error(err)
 	}
 }
+
+// A lower layer can have other owners in the mount, where the kernel and the file system allow that.
+func TestProbeIdmapped(t *testing.T) {
+	disktest.Run(t, 8<<20, func(t *testing.T, dir string) {
+		if err := overlay.ProbeIdmapped(dir); err != nil {
+			t.Fatalf("on tmpfs: %v (%s)", err, needs)
+		}
+		target := mountLayers(t, dir, 1)
+		t.Cleanup(func() { unmount(t, target) })
+		if err := overlay.ProbeIdmapped(target); !errors.Is(err, overlay.ErrNotIdmapped) {
+			t.Errorf("on an overlay mount: %v", err)
+		}
+		if left, err := filepath.Glob(filepath.Join(dir, "tmp-probe-*")); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	})
+}
