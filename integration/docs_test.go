@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rcfarm/rcfarm/integration/cluster"
+	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/document"
 	"github.com/rcfarm/rcfarm/pkg/election"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -184,6 +185,32 @@ func TestControllersOfTheDocsAreValid(t *testing.T) {
 		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "replica_groups" &&
 			!strings.Contains("\n"+examples[0][1], "\n"+name+":") {
 			t.Errorf("the complete example has no %s", name)
+		}
+	}
+}
+
+// Every document of a service in docs/examples is valid.
+func TestServicesOfTheExamplesAreValid(t *testing.T) {
+	t.Parallel()
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(root, "docs", "examples", "*", "*.yaml"))
+	if err != nil || len(files) < 2 {
+		t.Fatalf("%d documents, %v", len(files), err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		converted, err := document.ToJSON(data, "a service")
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		if _, err := record.Decode(converted); err != nil {
+			t.Errorf("%s: %v", file, err)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package schema
 import (
 	"maps"
 	"reflect"
+	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -12,7 +13,7 @@ import (
 func newMaker(unpinned bool) *maker {
 	fields := maps.Clone(constraints)
 	if unpinned {
-		fields["Artifact"] = artifact("url")
+		fields["Artifact"] = artifact(true)
 	}
 	quantity := node{"type": []string{"integer", "string"}, "pattern": quantityText}
 	return &maker{
@@ -39,23 +40,35 @@ var constraints = map[string]node{
 	"Manifest.volumes":     {"maxItems": manifest.MaxVolumes},
 	"Manifest.labels":      labelRule(),
 
-	"Launchable":         {"if": isExec(), "then": empty("command")},
-	"Launchable.name":    nameRule(),
-	"Launchable.command": of(manifest.InnerPath),
-	"Launchable.args":    textList(),
+	"Manifest": {
+		"if":   node{"properties": node{"launchables": node{"contains": hasKind(manifest.ArtifactImage)}}},
+		"then": volumes(node{"required": []string{"path"}}),
+		"else": volumes(node{"properties": node{"path": none(), "read_only": node{"const": false}}}),
+	},
+
+	"Launchable":      {"allOf": []any{launchable(), container()}},
+	"Launchable.name": nameRule(),
+	"Launchable.args": textList(),
 	"Launchable.env": {
 		"maxProperties": manifest.MaxEnv,
 		"propertyNames": of(manifest.EnvName), "additionalProperties": text(),
 	},
-	"Launchable.user":        of(manifest.UserName),
-	"Launchable.work_dir":    of(manifest.WorkPath),
+	"Launchable.tmpfs":       {"maxItems": manifest.MaxTmpfs},
+	"Launchable.shm_size":    {"minimum": 0, "maximum": manifest.MaxMemory},
 	"Launchable.stop_signal": {"enum": manifest.StopSignals},
 
-	"Artifact":        artifact("url", "sha256"),
-	"Artifact.kind":   {"enum": []string{manifest.ArtifactTar, manifest.ArtifactExec}},
+	"Artifact":        artifact(false),
+	"Artifact.kind":   {"enum": []string{manifest.ArtifactTar, manifest.ArtifactExec, manifest.ArtifactImage}},
 	"Artifact.url":    of(manifest.ArtifactURL),
 	"Artifact.sha256": of(manifest.HexDigest),
 	"Artifact.path":   of(manifest.AbsolutePath),
+
+	"Artifact.ref":      of(manifest.ImageRef),
+	"Artifact.platform": of(manifest.Platform),
+	"Tmpfs.path":        of(manifest.AbsolutePath),
+	"Tmpfs.size":        {"minimum": 0, "maximum": manifest.MaxMemory},
+	"Capabilities.add":  {"items": capability("")},
+	"Capabilities.drop": {"items": capability("^" + manifest.AllCapabilities + "$|")},
 
 	"Restart.policy": {"enum": []string{
 		string(manifest.RestartAlways),
@@ -99,6 +112,7 @@ var constraints = map[string]node{
 	},
 
 	"Volume.name": nameRule(),
+	"Volume.path": of(manifest.AbsolutePath),
 }
 
 func of(p manifest.Pattern) node {
@@ -118,10 +132,48 @@ func given(name string) node {
 	return node{"required": []string{name}, "properties": node{name: node{"type": "object"}}}
 }
 
-func empty(name string) node { return node{"properties": node{name: none()}} }
+func hasKind(kind string) node {
+	return node{"properties": node{"artifact": node{"properties": node{"kind": node{"const": kind}}}}}
+}
 
-func isExec() node {
-	return node{"properties": node{"artifact": node{"properties": node{"kind": node{"const": manifest.ArtifactExec}}}}}
+// volumes has a rule for each volume of a pod.
+func volumes(rule node) node { return node{"properties": node{"volumes": node{"items": rule}}} }
+
+// optionalOf is the rule of a field that may be empty.
+func optionalOf(p manifest.Pattern) node {
+	return node{"pattern": "^$|" + p.String(), "maxLength": manifest.MaxTextBytes}
+}
+
+// launchable requires the forms that texts of each kind of artifact have.
+func launchable() node {
+	forms := func(command node, user, workDir manifest.Pattern) node {
+		return node{"properties": node{"command": command, "user": optionalOf(user), "work_dir": optionalOf(workDir)}}
+	}
+	return node{
+		"if":   hasKind(manifest.ArtifactImage),
+		"then": forms(optionalOf(manifest.ImageCommand), manifest.ImageUser, manifest.AbsolutePath),
+		"else": node{
+			"if":   hasKind(manifest.ArtifactExec),
+			"then": forms(none(), manifest.UserName, manifest.WorkPath),
+			"else": forms(optionalOf(manifest.InnerPath), manifest.UserName, manifest.WorkPath),
+		},
+	}
+}
+
+// container forbids the fields of containers for other artifacts than images.
+func container() node {
+	return node{
+		"if": hasKind(manifest.ArtifactImage),
+		"else": node{"properties": node{
+			"tmpfs": node{"maxItems": 0}, "shm_size": node{"const": 0}, "read_only_root": node{"const": false},
+			"capabilities": node{"type": "null"}, "init": node{"const": false},
+		}},
+	}
+}
+
+// capability is the rule for a name of a capability. before has alternatives.
+func capability(before string) node {
+	return node{"type": "string", "pattern": before + manifest.CapabilityName.String()}
 }
 
 const labelPart = `[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`
@@ -143,20 +195,29 @@ func labelRule(reserved ...string) node {
 	}
 }
 
-// artifact requires the fields of each kind of artifact, and of an archive also the required ones.
-func artifact(required ...string) node {
-	archive := node{"path": none()}
-	for _, name := range required {
-		archive[name] = filled()
+// artifact requires the fields of each kind of artifact, and their digests unless unpinned is true.
+func artifact(unpinned bool) node {
+	rule := func(kind string, required node, optional ...string) node {
+		fields := maps.Clone(required)
+		for _, name := range []string{"url", "sha256", "path", "ref", "platform"} {
+			if required[name] == nil && !slices.Contains(optional, name) {
+				fields[name] = none()
+			}
+		}
+		return node{
+			"if":   node{"properties": node{"kind": node{"const": kind}}},
+			"then": node{"required": slices.Sorted(maps.Keys(required)), "properties": fields},
+		}
 	}
-	return node{
-		"if": node{"properties": node{"kind": node{"const": manifest.ArtifactExec}}},
-		"then": node{
-			"required":   []string{"path"},
-			"properties": node{"path": filled(), "url": none(), "sha256": none()},
-		},
-		"else": node{"required": required, "properties": archive},
+	archive, image := node{"url": filled(), "sha256": filled()}, node{"ref": node{"pattern": "@sha256:"}}
+	if unpinned {
+		archive, image = node{"url": filled()}, node{"ref": filled()}
 	}
+	return node{"allOf": []any{
+		rule(manifest.ArtifactTar, archive, "sha256"),
+		rule(manifest.ArtifactExec, node{"path": filled()}),
+		rule(manifest.ArtifactImage, image, "platform"),
+	}}
 }
 
 // quantityText matches what resource.ParseQuantity reads.

@@ -2,6 +2,7 @@ package field
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -151,11 +152,21 @@ func checkStruct(value any, want reflect.Type, path string, errs *Errors) {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
 		t, known := types[key]
 		if !known {
-			errs.Add(Join(path, key), unknownField{}, strings.Join(fieldNames(want), ", "))
+			allowed := cmp.Or(unsupported(want, key), strings.Join(fieldNames(want), ", "))
+			errs.Add(Join(path, key), unknownField{}, allowed)
 			continue
 		}
 		check(m[key], t, Join(path, key), errs)
 	}
+}
+
+// unsupported returns what a struct itself explains about a field that it lacks; an empty text: nothing.
+func unsupported(t reflect.Type, name string) string {
+	explains, ok := reflect.New(t).Interface().(interface{ Unsupported(name string) string })
+	if !ok {
+		return ""
+	}
+	return explains.Unsupported(name)
 }
 
 func checkScalar(value any, want reflect.Type, path string, errs *Errors) {

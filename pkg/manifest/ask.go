@@ -18,15 +18,22 @@ func (m *Manifest) HostPaths() []string {
 	for i := range m.Launchables {
 		l := &m.Launchables[i]
 		add(l.Artifact.Path)
-		add(l.WorkDir)
+		if !l.Artifact.IsImage() {
+			add(l.WorkDir)
+		}
 		if u, err := url.Parse(l.Artifact.URL); err == nil && u.Scheme == "file" {
 			add(u.Path)
 		}
 	}
-	if m.Health != nil && m.Health.Script != nil {
-		add(m.Health.Script.Path)
+	program := func(launchable, path string) {
+		if l := m.LaunchableOf(launchable); l == nil || !l.Artifact.IsImage() {
+			add(path)
+		}
 	}
-	m.Hooks.Each(func(_ string, h *Hook) { add(h.Path) })
+	if m.Health != nil && m.Health.Script != nil {
+		program(m.Health.Script.Launchable, m.Health.Script.Path)
+	}
+	m.Hooks.Each(func(_ string, h *Hook) { program(h.Launchable, h.Path) })
 	eachFile(map[string]any(m.Config), add)
 	slices.Sort(paths)
 	return slices.Compact(paths)

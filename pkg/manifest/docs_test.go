@@ -130,7 +130,7 @@ func TestExamplesAreValid(t *testing.T) {
 // Each field is in at least one manifest of these tests, so they miss no new field.
 func TestAllHasEveryField(t *testing.T) {
 	var written []string
-	for _, text := range []string{all, allTCP, allScript, allService, allReady, allHung, allDrain} {
+	for _, text := range []string{all, allTCP, allScript, allService, allReady, allHung, allDrain, allImage} {
 		written = append(written, filled("", reflect.ValueOf(decode(t, text)).Elem())...)
 	}
 	for _, path := range paths("", reflect.TypeFor[manifest.Manifest]()) {

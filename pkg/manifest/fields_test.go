@@ -8,33 +8,40 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
-// mistake replaces a part of the manifest all.
+// mistake replaces a part of a manifest.
 type mistake struct {
 	name, old, new string
 	want           string // one line for each mistake; empty: the manifest is valid
 }
 
-func (m mistake) apply(t *testing.T) []byte {
+// eachMistake calls f with each manifest that has a mistake.
+func eachMistake(t *testing.T, f func(t *testing.T, m mistake, text []byte)) {
 	t.Helper()
-	if m.old != "" && !strings.Contains(all, m.old) {
-		t.Fatalf("the manifest has no %s", m.old)
+	for of, list := range map[string][]mistake{
+		all: append(mistakes(), containerMistakes()...), allImage: imageMistakes(),
+	} {
+		for _, m := range list {
+			t.Run(m.name, func(t *testing.T) {
+				if m.old != "" && !strings.Contains(of, m.old) {
+					t.Fatalf("the manifest has no %s", m.old)
+				}
+				f(t, m, []byte(strings.Replace(of, m.old, m.new, 1)))
+			})
+		}
 	}
-	return []byte(strings.Replace(all, m.old, m.new, 1))
 }
 
 func TestValidateFields(t *testing.T) {
-	for _, tt := range mistakes() {
-		t.Run(tt.name, func(t *testing.T) {
-			_, err := manifest.Decode(tt.apply(t))
-			got := ""
-			if err != nil {
-				got = err.Error()
-			}
-			if got != tt.want {
-				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
-			}
-		})
-	}
+	eachMistake(t, func(t *testing.T, m mistake, text []byte) {
+		_, err := manifest.Decode(text)
+		got := ""
+		if err != nil {
+			got = err.Error()
+		}
+		if got != m.want {
+			t.Errorf("got\n%s\nwant\n%s", got, m.want)
+		}
+	})
 }
 
 func mistakes() []mistake {

@@ -12,7 +12,9 @@ import (
 // Decode refuses a text with a reason, or its canonical form is valid, stays the same when decoded and encoded again,
 // and conforms to the schema.
 func FuzzDecode(f *testing.F) {
-	for _, seed := range []string{least, full, all, allTCP, allScript, allService, allReady, allHung, allDrain} {
+	for _, seed := range []string{
+		least, full, all, allTCP, allScript, allService, allReady, allHung, allDrain, allImage,
+	} {
 		f.Add([]byte(seed))
 	}
 	schema := compile(f)

@@ -61,17 +61,41 @@ type Launchable struct {
 	Name     string   `json:"name"`
 	Artifact Artifact `json:"artifact"`
 	// Command is a path in the artifact. In a directory, each executable file is started. Default for a tar:
-	// DefaultCommand. It is empty for an exec artifact.
-	Command string            `json:"command,omitempty"`
-	Args    []string          `json:"args,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
-	// User is an account of the node. Default: the pod's own user, if the node isolates pods.
-	User       string          `json:"user,omitempty"`
-	WorkDir    string          `json:"work_dir,omitempty"` // absolute, or below POD_HOME, which is the default
+	// DefaultCommand. It is empty for an exec artifact. For an image it is a program that replaces the entrypoint.
+	Command string `json:"command,omitempty"`
+	// Args replace the CMD of an image.
+	Args []string          `json:"args,omitempty"`
+	Env  map[string]string `json:"env,omitempty"`
+	// User is an account of the node. Default: the pod's own user, if the node isolates pods. For an image it is an
+	// account of the image, also with a group; default: the image's USER.
+	User string `json:"user,omitempty"`
+	// WorkDir is absolute, or below POD_HOME, which is the default. For an image it is absolute, in the image; default:
+	// the image's WORKDIR.
+	WorkDir    string          `json:"work_dir,omitempty"`
 	Restart    *Restart        `json:"restart,omitempty"`
 	Resources  Resources       `json:"resources,omitzero"`
 	StopSignal string          `json:"stop_signal,omitempty"` // such as SIGINT; default: SIGTERM
 	StopGrace  *field.Duration `json:"stop_grace,omitempty"`  // between the stop signal and SIGKILL
+
+	// These are only for images.
+	Tmpfs        []Tmpfs       `json:"tmpfs,omitempty" feature:"images"`
+	ShmSize      Bytes         `json:"shm_size,omitempty" feature:"images"` // of /dev/shm
+	ReadOnlyRoot bool          `json:"read_only_root,omitempty" feature:"images"`
+	Capabilities *Capabilities `json:"capabilities,omitempty" feature:"images"`
+	Init         bool          `json:"init,omitempty" feature:"images"` // PID 1 reaps zombies
+}
+
+// Tmpfs is a directory of a container whose files are in memory.
+type Tmpfs struct {
+	Path string `json:"path"`
+	Size Bytes  `json:"size,omitempty"`
+}
+
+// Capabilities are changes of the capabilities that a container has by default: names of capabilities(7) with or
+// without CAP_.
+type Capabilities struct {
+	Add  []string `json:"add,omitempty"`
+	Drop []string `json:"drop,omitempty"` // may have AllCapabilities
 }
 
 // Artifact is what a launchable runs.
@@ -95,7 +119,8 @@ func (a *Artifact) IsFetched() bool { return a.Kind == ArtifactTar }
 // HasSwitches reports whether the node runs the artifact's programs bin/enable and bin/disable, if there are such.
 func (a *Artifact) HasSwitches() bool { return a.Kind == ArtifactTar }
 
-// IsOnNode reports whether paths of programs are absolute and on the node. Otherwise they are paths in the artifact.
+// IsOnNode reports whether paths of programs are absolute and on the node. Otherwise they are paths in the artifact,
+// and absolute in an image.
 func (a *Artifact) IsOnNode() bool { return a.Kind == ArtifactExec }
 
 // Restart is what the node does when a process ends.
@@ -180,7 +205,7 @@ type TCPCheck struct {
 // ScriptCheck passes when a program of a launchable's artifact exits with 0, in the launchable's environment.
 type ScriptCheck struct {
 	Launchable string   `json:"launchable,omitempty"` // its artifact has the program; default: the first
-	Path       string   `json:"path"`                 // in the artifact
+	Path       string   `json:"path"`                 // in the artifact; absolute for an exec or an image
 	Args       []string `json:"args,omitempty"`
 }
 
@@ -197,7 +222,7 @@ type Hooks struct {
 // Hook is one program. If a required hook fails, the node does not do its step.
 type Hook struct {
 	Launchable string          `json:"launchable,omitempty"` // its artifact has the program; default: the first
-	Path       string          `json:"path"`                 // in the artifact
+	Path       string          `json:"path"`                 // in the artifact; absolute for an exec or an image
 	Args       []string        `json:"args,omitempty"`
 	Timeout    *field.Duration `json:"timeout,omitempty"`
 	Required   bool            `json:"required,omitempty"`
@@ -212,6 +237,14 @@ type Disconnect struct {
 // stopped.
 type Volume struct {
 	Name string `json:"name"` // the environment variable VOLUME_<NAME> has its path
+	// Path is where the pod's containers see it. A pod with an image must have it, other pods must not.
+	Path     string `json:"path,omitempty" feature:"images"`
+	ReadOnly bool   `json:"read_only,omitempty" feature:"images"` // for containers
+}
+
+// HasImage reports whether a launchable is an image.
+func (m *Manifest) HasImage() bool {
+	return slices.ContainsFunc(m.Launchables, func(l Launchable) bool { return l.Artifact.IsImage() })
 }
 
 // VolumeNames returns the volumes' names. m may be nil.

@@ -18,28 +18,22 @@ var StopSignals = []string{"SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", 
 // maxUserID is Linux's highest user id. The next number means "no user".
 const maxUserID = 1<<32 - 2
 
-const kinds = ArtifactTar + " or " + ArtifactExec
+const kinds = ArtifactTar + ", " + ArtifactExec + " or " + ArtifactImage
 
 func (l *Launchable) validate() field.Errors {
 	var errs field.Errors
 	errs.CheckName("name", l.Name)
 	errs.Nest("artifact", l.Artifact.Validate())
-	if l.Artifact.IsOnNode() {
-		checkNone(&errs, "command", l.Command, "an exec artifact names its program itself")
-	} else if l.Command != "" {
-		InnerPath.check(&errs, "command", l.Command)
+	if l.Artifact.IsImage() {
+		l.validateContainer(&errs)
+	} else {
+		l.validateProcess(&errs)
 	}
 	checkArgs(&errs, "args", l.Args)
 	checkCount(&errs, "env", len(l.Env), 0, MaxEnv)
 	for _, name := range slices.Sorted(maps.Keys(l.Env)) {
 		EnvName.check(&errs, "env."+name, name)
 		checkText(&errs, "env."+name, l.Env[name])
-	}
-	if l.User != "" && !userAllowed(l.User) {
-		errs.Add("user", l.User, UserName.allowed)
-	}
-	if l.WorkDir != "" {
-		WorkPath.check(&errs, "work_dir", l.WorkDir)
 	}
 	if l.Restart != nil {
 		errs.Nest("restart", l.Restart.validate())
@@ -51,6 +45,39 @@ func (l *Launchable) validate() field.Errors {
 	return errs
 }
 
+// validateProcess checks what is different for a launchable that runs without a container.
+func (l *Launchable) validateProcess(errs *field.Errors) {
+	if l.Artifact.IsOnNode() {
+		checkNone(errs, "command", l.Command, "an exec artifact names its program itself")
+	} else if l.Command != "" {
+		InnerPath.check(errs, "command", l.Command)
+	}
+	checkUser(errs, UserName, l.User)
+	if l.WorkDir != "" {
+		WorkPath.check(errs, "work_dir", l.WorkDir)
+	}
+	l.noContainer(errs)
+}
+
+// noContainer refuses the fields that only images have.
+func (l *Launchable) noContainer(errs *field.Errors) {
+	for _, of := range []struct {
+		field string
+		given bool
+		value any
+	}{
+		{"tmpfs", len(l.Tmpfs) > 0, field.Text("a list")},
+		{"shm_size", l.ShmSize != 0, int64(l.ShmSize)},
+		{"read_only_root", l.ReadOnlyRoot, true},
+		{"capabilities", l.Capabilities != nil, field.Text("a map")},
+		{"init", l.Init, true},
+	} {
+		if of.given {
+			errs.Add(of.field, of.value, "nothing: only an image runs in a container")
+		}
+	}
+}
+
 func (r *Resources) validate() field.Errors {
 	var errs field.Errors
 	checkRange(&errs, "cpu", "thousandths of a core", r.CPU, MaxCPU)
@@ -59,12 +86,18 @@ func (r *Resources) validate() field.Errors {
 	return errs
 }
 
-func userAllowed(user string) bool {
-	if !UserName.ok(user) {
-		return false
+func checkUser(errs *field.Errors, form Pattern, user string) {
+	if user == "" {
+		return
 	}
-	id, err := strconv.ParseUint(user, 10, 64)
-	return err != nil || id <= maxUserID
+	allowed := form.ok(user)
+	for part := range strings.SplitSeq(user, ":") {
+		id, err := strconv.ParseUint(part, 10, 64)
+		allowed = allowed && (err != nil || id <= maxUserID)
+	}
+	if !allowed {
+		errs.Add("user", user, form.allowed)
+	}
 }
 
 func checkArgs(errs *field.Errors, path string, args []string) {
@@ -84,6 +117,8 @@ func (a *Artifact) Validate() field.Errors {
 		a.validateTar(&errs)
 	case ArtifactExec:
 		a.validateExec(&errs)
+	case ArtifactImage:
+		a.validateImage(&errs)
 	default:
 		errs.Add("kind", a.Kind, kinds)
 	}
@@ -104,6 +139,7 @@ func (a *Artifact) validateTar(errs *field.Errors) {
 	}
 	HexDigest.checkGiven(errs, "sha256", a.SHA256)
 	checkNone(errs, "path", a.Path, "only an exec artifact has a path")
+	a.noImage(errs)
 }
 
 func (a *Artifact) validateExec(errs *field.Errors) {
@@ -111,6 +147,12 @@ func (a *Artifact) validateExec(errs *field.Errors) {
 	const why = "an exec artifact is on the node already"
 	checkNone(errs, "url", a.URL, why)
 	checkNone(errs, "sha256", a.SHA256, why)
+	a.noImage(errs)
+}
+
+func (a *Artifact) noImage(errs *field.Errors) {
+	checkNone(errs, "ref", a.Ref, "only an image has a ref")
+	checkNone(errs, "platform", a.Platform, "only an image has a platform")
 }
 
 func checkNone(errs *field.Errors, path, text, why string) {

@@ -47,21 +47,24 @@ var unseen = []string{
 	"user that means none", "short backoff", "long backoff", "backoff upside down", "backoff above the default",
 	"backoff below the default", "relative hook of a program", "absolute hook of an archive", "hook of nobody",
 	"hook without time", "hook that takes for ever", "stop at once", "volume twice", "key twice in config", "too deep",
-	"much too deep", "too large", "ready late", "ready twice",
+	"much too deep", "too large", "ready late", "ready twice", "no registry", "group that means none",
+	"the kernel's files", "the configuration", "in memory at a volume", "in memory below a volume", "in memory twice",
+	"less than a page", "a capability twice", "a relative check in an image",
+	"a relative hook in an image", "a volume in a volume",
 }
 
 // The schema refuses all mistakes that it can see, and accepts all valid manifests of these tests.
 func TestSchemaAgrees(t *testing.T) {
 	schema := compile(t)
-	for _, tt := range mistakes() {
-		t.Run(tt.name, func(t *testing.T) {
-			refused := conforms(t, schema, tt.apply(t)) != nil
-			if want := tt.want != "" && !slices.Contains(unseen, tt.name); refused != want {
-				t.Errorf("the schema refuses it: %v; validation says: %s", refused, tt.want)
-			}
-		})
-	}
-	for _, text := range []string{least, full, all, allTCP, allScript, allService, allReady, allHung, allDrain} {
+	eachMistake(t, func(t *testing.T, m mistake, text []byte) {
+		refused := conforms(t, schema, text) != nil
+		if want := m.want != "" && !slices.Contains(unseen, m.name); refused != want {
+			t.Errorf("the schema refuses it: %v; validation says: %s", refused, m.want)
+		}
+	})
+	for _, text := range []string{
+		least, full, all, allTCP, allScript, allService, allReady, allHung, allDrain, allImage,
+	} {
 		if err := conforms(t, schema, []byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}
@@ -124,10 +127,30 @@ func TestSchemaAcceptsWhatIsValid(t *testing.T) {
 			m.Config = manifest.Config{"a": map[string]any{manifest.FileKey: "/" + s}}
 		},
 	}
+	images := []func(*manifest.Manifest, string){
+		func(m *manifest.Manifest, s string) {
+			m.Launchables[0].Artifact.Ref = s + "@sha256:" + strings.Repeat("a", 64)
+		},
+		func(m *manifest.Manifest, s string) {
+			m.Launchables[0].Artifact.Ref = strings.Replace(m.Launchables[0].Artifact.Ref, "web", s, 1)
+		},
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Artifact.Platform = "linux/" + s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Command = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].User = s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].User = "web:" + s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].WorkDir = "/" + s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Tmpfs[0].Path = "/" + s },
+		func(m *manifest.Manifest, s string) { m.Launchables[0].Capabilities.Add[0] = strings.ToUpper(s) },
+		func(m *manifest.Manifest, s string) { m.Volumes[0].Path = "/" + s },
+	}
 	valid := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		m := decode(t, all)
-		rapid.SampledFrom(fields).Draw(rt, "field")(m, text.Draw(rt, "text"))
+		of, change := all, fields
+		if rapid.Bool().Draw(rt, "image") {
+			of, change = allImage, images
+		}
+		m := decode(t, of)
+		rapid.SampledFrom(change).Draw(rt, "field")(m, text.Draw(rt, "text"))
 		wait := field.Duration(rapid.Int64Min(0).Draw(rt, "wait"))
 		m.Health.InitialDelay = &wait
 		canonical, err := m.Canonical()

@@ -15,6 +15,7 @@ const (
 	MaxLaunchables = field.MaxLaunchables
 	MaxPorts       = field.MaxPorts
 	MaxVolumes     = 16
+	MaxTmpfs       = 16
 	MaxArgs        = 128
 	MaxEnv         = 128
 	MaxLabels      = field.MaxLabels    // in one set of labels
@@ -123,6 +124,17 @@ func (m *Manifest) validateVolumes(errs *field.Errors) {
 		path := fmt.Sprintf("volumes[%d].name", i)
 		errs.CheckName(path, v.Name)
 		checkUnique(errs, path, v.Name, names)
+	}
+	if m.HasImage() {
+		m.validateMounts(errs)
+		return
+	}
+	const why = "no launchable of this pod is an image"
+	for i, v := range m.Volumes {
+		checkNone(errs, fmt.Sprintf("volumes[%d].path", i), v.Path, why)
+		if v.ReadOnly {
+			errs.Add(fmt.Sprintf("volumes[%d].read_only", i), true, "false: "+why)
+		}
 	}
 }
 

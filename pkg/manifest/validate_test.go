@@ -120,11 +120,11 @@ func TestValidate(t *testing.T) {
 		},
 		{
 			"no kind", func(m *manifest.Manifest) { m.Launchables[0].Artifact.Kind = "" },
-			"launchables[0].artifact.kind: missing; allowed: tar or exec",
+			"launchables[0].artifact.kind: missing; allowed: tar, exec or image",
 		},
 		{
 			"kind", func(m *manifest.Manifest) { m.Launchables[0].Artifact.Kind = "zip" },
-			`launchables[0].artifact.kind: "zip" is not valid; allowed: tar or exec`,
+			`launchables[0].artifact.kind: "zip" is not valid; allowed: tar, exec or image`,
 		},
 		{
 			"no url", func(m *manifest.Manifest) { m.Launchables[0].Artifact.URL = "" },

@@ -8,8 +8,11 @@ import (
 // firstFreePort is the kernel's default of net.ipv4.ip_unprivileged_port_start.
 const firstFreePort = 1024
 
-// Warnings describes what does not work on most nodes, although Validate accepts it for nodes that allow it.
-func (m *Manifest) Warnings() []string {
+// Warnings describes what does not work on most nodes, although Validate accepts it for nodes that allow it, and what
+// people may not expect.
+func (m *Manifest) Warnings() []string { return append(m.lowPorts(), m.ignoredChecks()...) }
+
+func (m *Manifest) lowPorts() []string {
 	if slices.ContainsFunc(m.Launchables, func(l Launchable) bool { return l.User == "root" }) {
 		return nil
 	}
@@ -22,4 +25,11 @@ func (m *Manifest) Warnings() []string {
 		}
 	}
 	return warnings
+}
+
+func (m *Manifest) ignoredChecks() []string {
+	if !m.HasImage() || m.Health != nil {
+		return nil
+	}
+	return []string{"health: missing, and a HEALTHCHECK of an image is ignored: only health checks that the pod works"}
 }

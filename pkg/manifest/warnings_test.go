@@ -41,3 +41,17 @@ func TestWarnings(t *testing.T) {
 		}
 	}
 }
+
+// A pod with an image and without a check may rely on a check of the image.
+func TestWarningOfIgnoredChecks(t *testing.T) {
+	t.Parallel()
+	m := decode(t, allImage)
+	if got := m.Warnings(); len(got) != 0 {
+		t.Errorf("with a check: %q", got)
+	}
+	m.Health = nil
+	want := []string{"health: missing, and a HEALTHCHECK of an image is ignored: only health checks that the pod works"}
+	if diff := cmp.Diff(want, m.Warnings()); diff != "" {
+		t.Error(diff)
+	}
+}

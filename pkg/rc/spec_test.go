@@ -233,7 +233,7 @@ func TestDecodeSpecPod(t *testing.T) {
 			`"version":1,"labels":{"replication_controller_id":"x"}`, 1) +
 			`}`: `pod.labels.replication_controller_id: "x" is not valid; allowed: any other key; rcfarm sets this one`,
 		`{"name":"web","replicas":1,` + strings.Replace(podText, `"tar"`, `"zip"`, 1) +
-			`}`: `pod.launchables[0].artifact.kind: "zip" is not valid; allowed: tar or exec`,
+			`}`: `pod.launchables[0].artifact.kind: "zip" is not valid; allowed: tar, exec or image`,
 	} {
 		if _, err := rc.DecodeSpec([]byte(in)); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)

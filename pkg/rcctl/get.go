@@ -130,7 +130,7 @@ func writeRC(w io.Writer, v inspect.RCView, rollout string, st inspect.StatusVie
 	}
 	if v.Manifest != nil {
 		for _, l := range v.Manifest.Launchables {
-			line("  "+l.Name, "%s %s", l.Artifact.Kind, cmp.Or(l.Artifact.URL, l.Artifact.Path))
+			line("  "+l.Name, "%s %s", l.Artifact.Kind, cmp.Or(l.Artifact.URL, l.Artifact.Path, l.Artifact.Ref))
 		}
 	}
 	if err := tw.Flush(); err != nil {

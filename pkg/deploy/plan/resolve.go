@@ -13,6 +13,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
@@ -93,7 +94,7 @@ func (s *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 	out.ReplicaGroups, out.Replicas, out.Digests = spec.Groups(), nil, cmp.Or(spec.Digests, record.Missing)
 	if out.Name == "" {
 		first := pod.Launchables[0].Artifact
-		out.Name = GenerateServiceName(first.URL + first.Path)
+		out.Name = GenerateServiceName(first.URL + first.Path + first.Ref)
 	}
 	if s.Domain != "" {
 		service := manifest.Service{}
@@ -132,10 +133,12 @@ var (
 	unnamable = regexp.MustCompile(`[^a-z0-9]+`)
 )
 
-// GenerateServiceName makes a service's name from the last element of its artifact's URL or path, without version and
-// extension, and four random characters. Dashes replace characters that a name cannot have.
+// GenerateServiceName makes a service's name from the last element of its artifact's URL, path or image name, without
+// version and extension, and four random characters. Dashes replace characters that a name cannot have.
 func GenerateServiceName(artifact string) string {
-	if u, err := url.Parse(artifact); err == nil && u.Path != "" {
+	if ref, err := reference.Parse(artifact); err == nil {
+		artifact = ref.Repository
+	} else if u, err := url.Parse(artifact); err == nil && u.Path != "" {
 		artifact = u.Path
 	}
 	base := path.Base(artifact)

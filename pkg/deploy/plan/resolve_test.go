@@ -163,6 +163,8 @@ func TestGenerateServiceName(t *testing.T) {
 		"file:///srv/web_v2.tar":       "web",
 		"https://f.example/web-server": "web-server", "https://f.example/My App.tar": "my-app",
 		"/usr/bin/nginx": "nginx", "web-1.2.3-rc.1+b.TAR.GZ": "web",
+		"registry.example.com:5000/team/web:1.2@sha256:" + strings.Repeat("a", 64): "web",
+		"docker.io/nginx:latest": "nginx", "r.example/my_app-2:v1": "my-app",
 		"": "service", "https://f.example/": "service", "https://f.example/12.tar": "12", "???": "service",
 		"web@2.1": "web", "a--b-.zip": "a-b",
 		strings.Repeat("x", 60): strings.Repeat("x", 45), strings.Repeat("x", 44) + "-yyyy": strings.Repeat("x", 44),

@@ -35,7 +35,7 @@ type source struct {
 // parse validates the reference again, because the digest becomes a path.
 func parse(a manifest.Artifact) (source, error) {
 	errs := a.Validate()
-	if a.Kind == manifest.ArtifactExec {
+	if !a.IsFetched() {
 		errs.Add("kind", a.Kind, manifest.ArtifactTar)
 	}
 	if err := errs.Err(); err != nil {

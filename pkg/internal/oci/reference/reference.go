@@ -140,9 +140,19 @@ func (r Ref) Wanted() string { return cmp.Or(r.Digest, r.Tag) }
 // maxShown is how much of a bad text an error shows, in bytes.
 const maxShown = 256
 
-func refuse(text, problem, allowed string) error {
+// InvalidError is an ErrInvalid with its parts.
+type InvalidError struct{ Text, Problem, Allowed string }
+
+// Error names the text, its problem, and what is allowed.
+func (i *InvalidError) Error() string {
+	text := i.Text
 	if len(text) > maxShown {
 		text = strings.ToValidUTF8(text[:maxShown], "") + "..."
 	}
-	return fmt.Errorf("%q: %w: %s; allowed: %s", text, ErrInvalid, problem, allowed)
+	return fmt.Sprintf("%q: %v: %s; allowed: %s", text, ErrInvalid, i.Problem, i.Allowed)
 }
+
+// Unwrap returns ErrInvalid.
+func (i *InvalidError) Unwrap() error { return ErrInvalid }
+
+func refuse(text, problem, allowed string) error { return &InvalidError{text, problem, allowed} }

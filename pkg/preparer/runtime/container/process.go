@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
 // The limits for what a process begins with. The kernel refuses an argument or variable of 128 KiB, and 2 MiB or more
@@ -198,17 +199,6 @@ func RootCapabilities() []string {
 	}
 }
 
-// knownCapabilities has the names of capabilities(7).
-var knownCapabilities = strings.Fields("CAP_AUDIT_CONTROL CAP_AUDIT_READ CAP_AUDIT_WRITE CAP_BLOCK_SUSPEND CAP_BPF " +
-	"CAP_CHECKPOINT_RESTORE CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_IPC_LOCK " +
-	"CAP_IPC_OWNER CAP_KILL CAP_LEASE CAP_LINUX_IMMUTABLE CAP_MAC_ADMIN CAP_MAC_OVERRIDE CAP_MKNOD CAP_NET_ADMIN " +
-	"CAP_NET_BIND_SERVICE CAP_NET_BROADCAST CAP_NET_RAW CAP_PERFMON CAP_SETFCAP CAP_SETGID CAP_SETPCAP CAP_SETUID " +
-	"CAP_SYS_ADMIN CAP_SYS_BOOT CAP_SYS_CHROOT CAP_SYSLOG CAP_SYS_MODULE CAP_SYS_NICE CAP_SYS_PACCT CAP_SYS_PTRACE " +
-	"CAP_SYS_RAWIO CAP_SYS_RESOURCE CAP_SYS_TIME CAP_SYS_TTY_CONFIG CAP_WAKE_ALARM")
-
-// allCapabilities is the name that drops all capabilities.
-const allCapabilities = "ALL"
-
 // capabilities returns the process's capabilities. A process that begins as root has RootCapabilities, another has
 // none. A process that is not root keeps an added capability when it executes its program, because the capability is
 // also ambient.
@@ -220,9 +210,9 @@ func (in *Input) capabilities(errs *field.Errors, root bool) *specs.LinuxCapabil
 		}
 	}
 	for i, asked := range in.Ask.Capabilities.Drop {
-		name, ok := capability(asked)
+		name, ok := manifest.Capability(asked)
 		switch {
-		case asked == allCapabilities:
+		case asked == manifest.AllCapabilities:
 			clear(has)
 		case !ok:
 			errs.Add(fmt.Sprintf("capabilities.drop[%d]", i), asked, "ALL, or a name of capabilities(7)")
@@ -232,14 +222,14 @@ func (in *Input) capabilities(errs *field.Errors, root bool) *specs.LinuxCapabil
 	}
 	var may []string
 	for i, asked := range in.Node.Capabilities {
-		name, ok := capability(asked)
+		name, ok := manifest.Capability(asked)
 		if !ok {
 			errs.Add(fmt.Sprintf("node.capabilities[%d]", i), asked, "a name of capabilities(7)")
 		}
 		may = append(may, name)
 	}
 	for i, asked := range in.Ask.Capabilities.Add {
-		name, ok := capability(asked)
+		name, ok := manifest.Capability(asked)
 		if !ok || !slices.Contains(may, name) {
 			allowed := "nothing: this node lets manifests add no capability"
 			if len(may) > 0 {
@@ -256,12 +246,4 @@ func (in *Input) capabilities(errs *field.Errors, root bool) *specs.LinuxCapabil
 		made.Inheritable, made.Ambient = all, all
 	}
 	return made
-}
-
-// capability returns the name of a capability with CAP_.
-func capability(text string) (name string, ok bool) {
-	if !strings.HasPrefix(text, "CAP_") {
-		text = "CAP_" + text
-	}
-	return text, slices.Contains(knownCapabilities, text)
 }
