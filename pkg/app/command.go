@@ -111,7 +111,8 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 			amountFlag(&cfg.Images.MaxUnpackedBytes, "image-max-unpacked-bytes", image.DefaultMaxUnpackedBytes,
 				"most that the layers of an image may unpack to, 1 or more"),
 			timeFlag(&cfg.Images.PullDeadline, "pull-deadline", image.DefaultPullTimeout,
-				"for one whole pull of an image with its retries, 1s or more"),
+				"for one whole pull of an image with its retries, 1s to 24h; while bytes arrive, the pod's "+
+					"progress_deadline does not run"),
 			textFlag(&cfg.Images.DockerConfig, "registry-config", "",
 				"`FILE` with credentials of registries: a config.json of Docker, which may name credential helpers; "+
 					"read again for each pull"),

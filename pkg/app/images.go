@@ -14,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/overlay"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/runc"
@@ -40,8 +41,8 @@ func (c *ImageConfig) check(errs *field.Errors) {
 			errs.Add(name, value, "a number of bytes, 1 or more")
 		}
 	}
-	if c.PullDeadline < time.Second {
-		errs.Add("pull-deadline", c.PullDeadline.String(), "a length of time of 1s or more")
+	if c.PullDeadline < time.Second || c.PullDeadline > pod.MaxPullTime {
+		errs.Add("pull-deadline", c.PullDeadline.String(), "a length of time from 1s to 24h")
 	}
 	c.hosts(errs)
 }

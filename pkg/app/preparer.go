@@ -252,7 +252,8 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		Doors: doors, Strict: cfg.Isolation == IsolationOn, InUse: cfg.inUse,
 		Host: install.Host{
 			Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts,
-			Images: images, NoImages: can.Lacks, Runtime: pods, Trust: policy,
+			Images: images, NoImages: can.Lacks, PullDeadline: cfg.Images.PullDeadline,
+			Runtime: pods, Trust: policy,
 		},
 		Node: record, Store: b.store, Cache: artifacts,
 		Services: b.client.Services, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),

@@ -34,6 +34,8 @@ type NodeView struct {
 	Orphans    int        `json:"orphans"`
 	// how far its pods are isolated; see docs/running.md
 	Isolation string `json:"isolation,omitempty"`
+	// what it can do with images; missing: not reported
+	Containers *node.Containers `json:"containers,omitempty"`
 	// what its pods may do at Consul without a token: node.AnonymousSecured and so on
 	Anonymous string `json:"anonymous,omitempty"`
 	// how it learns of its intents, if it does not watch: node.IntentsPush and so on
@@ -179,7 +181,8 @@ func JoinNodes(recs []store.Rec[node.Node], ops []node.Ops, taken map[string]nod
 			Drain: view.Ops.Drain, Cordoned: view.Ops.Unschedulable,
 			Capacity: capacityOf(view), PortsInUse: view.PortsInUse,
 			Orphans: view.OrphanCount(), Version: view.Version, Isolation: view.Isolation, Anonymous: view.Anonymous,
-			Intents: view.Intents, Shut: view.Shut, SupervisorSilent: view.SupervisorSilent,
+			Containers: view.Containers,
+			Intents:    view.Intents, Shut: view.Shut, SupervisorSilent: view.SupervisorSilent,
 		}
 		if view.Alive {
 			n.State = Alive

@@ -184,3 +184,26 @@ func TestWhyAGroupLacksNodes(t *testing.T) {
 		t.Error(all)
 	}
 }
+
+// A shortage names the nodes that cannot run a pod's images, and what they lack.
+func TestWhyNodesCannotRunImages(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Manifest = &manifest.Manifest{ID: "web", Launchables: []manifest.Launchable{
+		{Name: "s", Artifact: manifest.Artifact{Kind: manifest.ArtifactImage}},
+	}}
+	s.RC.MaxPerNode = 0
+	for name := range s.Nodes {
+		s.Nodes[name].Containers = &node.Containers{Runc: "1.1.5"}
+	}
+	s.Nodes["n1"].Containers = &node.Containers{Lacks: []string{"no runc: install it"}}
+	s.not(rc.InsufficientNodes, "1 of 2 replicas has no node")
+	var text []string
+	for _, cause := range Explain(s).Causes {
+		text = append(text, cause.What)
+	}
+	want := fmt.Sprintf("These nodes (1 of %d) cannot run containers: n1 (no runc).", len(s.Nodes))
+	if all := strings.Join(text, "\n"); !strings.Contains(all, want) {
+		t.Errorf("%q does not say %q", all, want)
+	}
+}

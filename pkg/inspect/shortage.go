@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/rcfarm/rcfarm/pkg/farm/placement"
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -167,6 +168,10 @@ var advice = []struct {
 		"When they are wanted again: rcctl node undrain NODE, rcctl node uncordon NODE",
 	},
 	{
+		scheduler.Containers, "cannot run containers",
+		"Mend what they lack, as rcctl nodes -o yaml shows it, or add a node: docs/running.md, Images.",
+	},
+	{
 		scheduler.Unread, "have a record of their operators that cannot be read",
 		"Correct or remove it, below nodeops/ in Consul; then repeat its settings: rcctl label node, cordon or drain.",
 	},
@@ -275,6 +280,9 @@ func (s *Situation) shortageOf(role, of string, mover *pod.Placement, first bool
 		what := a.what
 		if a.reason == scheduler.Selector {
 			what = fmt.Sprintf(a.what, s.RC.NodeSelector)
+		}
+		if a.reason == scheduler.Containers {
+			names = field.Each(names, func(n string) string { return n + " (" + s.Nodes[n].WhyNoContainers() + ")" })
 		}
 		causes = append(causes,
 			Cause{

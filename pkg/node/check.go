@@ -30,6 +30,9 @@ const (
 	maxText = 255
 	maxURL  = field.MaxTextBytes
 	maxWord = field.MaxName
+	maxLack = 1024
+	// maxLacks bounds what a node lacks for containers.
+	maxLacks = 16
 )
 
 // most is in bytes.
@@ -64,6 +67,16 @@ func (n *Node) Check() error {
 	if !inOrder(n.PortsInUse) || len(n.PortsInUse) > MaxPortsInUse {
 		errs.Add("ports_in_use", field.Text(fmt.Sprintf("%d numbers", len(n.PortsInUse))),
 			fmt.Sprintf("at most %d different numbers from 1 to %d, the lowest first", MaxPortsInUse, field.MaxPort))
+	}
+	if c := n.Containers; c != nil {
+		errs.CheckBytes("containers.runc", c.Runc, maxWord)
+		if len(c.Lacks) > maxLacks {
+			errs.Add("containers.lacks", field.Text(fmt.Sprintf("%d entries", len(c.Lacks))),
+				fmt.Sprintf("at most %d entries", maxLacks))
+		}
+		for _, lack := range c.Lacks {
+			errs.CheckBytes("containers.lacks", lack, maxLack)
+		}
 	}
 	// The reader of `regressed` (store.WitnessesOf) ignores an impossible value.
 	if p := n.OrphanPages; p != nil {
@@ -126,10 +139,26 @@ func (n *Node) Fit() (cut []string) {
 		ports = slices.Compact(ports)
 		n.PortsInUse, cut = ports[:min(len(ports), MaxPortsInUse)], append(cut, "ports_in_use")
 	}
+	if fits := n.Containers.fit(); fits != nil {
+		n.Containers, cut = fits, append(cut, "containers")
+	}
 	if n.WentBack != "" && !field.IsULID(n.WentBack) {
 		n.WentBack, cut = "", append(cut, "regressed")
 	}
 	return cut
+}
+
+// fit returns a copy that fits; nil: nothing must be cut.
+func (c *Containers) fit() *Containers {
+	long := func(lack string) bool { return len(lack) > maxLack }
+	if c == nil || len(c.Runc) <= maxWord && len(c.Lacks) <= maxLacks && !slices.ContainsFunc(c.Lacks, long) {
+		return nil
+	}
+	fits := Containers{Runc: field.CutBytes(c.Runc, maxWord), Idmapped: c.Idmapped}
+	for _, lack := range c.Lacks[:min(len(c.Lacks), maxLacks)] {
+		fits.Lacks = append(fits.Lacks, field.CutBytes(lack, maxLack))
+	}
+	return &fits
 }
 
 func fitLabels(labels map[string]string) map[string]string {

@@ -73,6 +73,22 @@ type Containers struct {
 	Lacks    []string `json:"lacks,omitempty"`    // why the node runs no containers, each with its cure; empty: it does
 }
 
+// RunsContainers reports whether the node runs pods with images.
+func (n *Node) RunsContainers() bool { return n.Containers != nil && len(n.Containers.Lacks) == 0 }
+
+// WhyNoContainers returns in a few words why the node runs no pods with images; empty: it does.
+func (n *Node) WhyNoContainers() string {
+	if n.Containers == nil {
+		return "not reported"
+	}
+	var short []string
+	for _, lack := range n.Containers.Lacks {
+		what, _, _ := strings.Cut(lack, ": ")
+		short = append(short, what)
+	}
+	return strings.Join(short, ", ")
+}
+
 // MaxTTL is the longest liveness TTL.
 const MaxTTL = time.Minute
 

@@ -20,6 +20,7 @@ const (
 	MaxMessage  = 2 << 10
 	MaxLogTail  = 2 << 10
 	MaxRestarts = math.MaxInt32
+	MaxPullTime = 24 * time.Hour
 	// MaxLabels bounds the labels of the manifest and the controller, own labels, and the two that every pod has.
 	MaxLabels = 3*field.MaxLabels + 2
 	// maxWord bounds a word for which a newer version may have further values.
@@ -162,6 +163,7 @@ func (r *Reality) Check() error {
 		errs.CheckTime("last_exit.at", e.At)
 	}
 	errs.CheckBytes("message", r.Message, MaxMessage)
+	field.CheckRange(&errs, "pull_seconds", r.PullSeconds, 0, int64(MaxPullTime/time.Second))
 	errs.CheckBytes("log_tail", r.LogTail, MaxLogTail)
 	errs.CheckTime("since", r.Since)
 	return errs.Err()

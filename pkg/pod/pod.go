@@ -219,10 +219,16 @@ type Reality struct {
 	Restarts int    `json:"restarts"`
 	LastExit *Exit  `json:"last_exit,omitempty"`
 	Message  string `json:"message,omitempty"` // why, in one sentence; and what to do, if anything
+	// PullSeconds is for how long images of this revision have arrived. The pod has so much more time to become
+	// available.
+	PullSeconds int64 `json:"pull_seconds,omitempty" feature:"images"`
 	// LogTail, for a pod that is not available, is the end of the log of the process that failed last, as one line.
 	LogTail string    `json:"log_tail,omitempty"`
 	Since   time.Time `json:"since"` // in this state, by the node's clock
 }
+
+// PullTime is for how long images of the revision have arrived.
+func (r *Reality) PullTime() time.Duration { return time.Duration(r.PullSeconds) * time.Second }
 
 // Drops reports whether an available copy may not be available any more according to the node's next report. For its
 // owner a copy is available only at one digest, and not as a standby pod.

@@ -150,6 +150,20 @@ func (c *collector) known() (known map[pod.Identity]bool) {
 // LiveArtifacts returns the digests of the artifacts that installed versions, and versions under installation, need.
 // known is false if the manifest of a pod is not known.
 func (k *kit) LiveArtifacts() (live map[string]bool, known bool) {
+	return k.live(func(m *manifest.Manifest, live map[string]bool) {
+		for _, l := range m.Launchables {
+			if l.Artifact.IsFetched() {
+				live[l.Artifact.SHA256] = true
+			}
+		}
+	})
+}
+
+// LiveImages returns the same for digests of images.
+func (k *kit) LiveImages() (live map[string]bool, known bool) { return k.live(install.ImageDigests) }
+
+// live calls add for each manifest that a pod needs.
+func (k *kit) live(add func(*manifest.Manifest, map[string]bool)) (live map[string]bool, known bool) {
 	live, known = map[string]bool{}, true // the caller has called awaitReady
 	k.pods.do(func() {
 		for _, e := range k.pods.all {
@@ -158,15 +172,10 @@ func (k *kit) LiveArtifacts() (live map[string]bool, known bool) {
 				versions = append(versions, &install.Installed{Manifest: e.rec.Wanted})
 			}
 			for _, in := range versions {
-				m := in.Decode()
-				if m == nil {
+				if m := in.Decode(); m == nil {
 					known = false
-					continue
-				}
-				for _, l := range m.Launchables {
-					if l.Artifact.IsFetched() {
-						live[l.Artifact.SHA256] = true
-					}
+				} else {
+					add(m, live)
 				}
 			}
 		}
@@ -185,10 +194,10 @@ type Cache interface {
 
 const minPruneGap = 10 * time.Second
 
-// pruneArtifacts prunes the cache regularly, when the pods need other artifacts, and when an artifact could not be
-// fetched, because the disk may be full.
+// pruneArtifacts prunes artifacts and images regularly, when the pods need others, and when one could not be fetched,
+// because the disk may be full.
 func (c *collector) pruneArtifacts(ctx context.Context) {
-	if c.cfg.Cache == nil || !c.awaitReady(ctx) {
+	if c.cfg.Cache == nil && c.cfg.Images == nil || !c.awaitReady(ctx) {
 		return
 	}
 	for {
@@ -203,11 +212,20 @@ func (c *collector) pruneArtifacts(ctx context.Context) {
 }
 
 func (c *collector) pruneOnce() {
-	removed, left, err := c.cfg.Cache.Prune(c.LiveArtifacts)
-	c.cfg.Metrics.artifactsPruned.Add(float64(len(removed)))
-	c.cfg.Metrics.artifactBytes.Set(float64(left))
-	for _, digest := range removed {
-		c.log.WithField(fieldDigest, install.Short(digest)).Info("artifact removed from the cache")
+	if c.cfg.Cache != nil {
+		removed, left, err := c.cfg.Cache.Prune(c.LiveArtifacts)
+		c.cfg.Metrics.artifactsPruned.Add(float64(len(removed)))
+		c.cfg.Metrics.artifactBytes.Set(float64(left))
+		for _, digest := range removed {
+			c.log.WithField(fieldDigest, install.Short(digest)).Info("artifact removed from the cache")
+		}
+		c.limiter.Saw("artifact cache", "artifacts that are not needed cannot be removed", err)
 	}
-	c.limiter.Saw("artifact cache", "artifacts that are not needed cannot be removed", err)
+	removed, left, err := c.node.PruneImages(c.LiveImages)
+	c.cfg.Metrics.imagesPruned.Add(float64(len(removed)))
+	c.cfg.Metrics.imageBytes.Set(float64(left))
+	for _, digest := range removed {
+		c.log.WithField(fieldDigest, digest).Info("image removed from the node")
+	}
+	c.limiter.Saw("image store", "images that are not needed cannot be removed", err)
 }

@@ -174,7 +174,7 @@ func (w *worker) identify(ctx context.Context, rec Record) (Record, error) {
 		installed.Manifest, installed.Ports = canonical, install.EffectivePorts(m, installed.Ports)
 	}
 	v := w.version(&rec, &installed)
-	fetched, err := w.node.Fetch(ctx, v.M)
+	fetched, err := w.node.Fetch(ctx, v.M, w)
 	if err == nil {
 		installed.Processes, err = v.FindProcesses(fetched)
 	}

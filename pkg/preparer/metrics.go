@@ -18,7 +18,8 @@ type Metrics struct {
 	cut, answers                prometheus.Gauge
 	cutRealities                prometheus.Counter
 
-	artifactBytes                      prometheus.Gauge
+	artifactBytes, imageBytes          prometheus.Gauge
+	imagesPruned                       prometheus.Counter
 	artifactsPruned, artifactsRestored prometheus.Counter
 }
 
@@ -59,6 +60,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 		artifactBytes:   m.Gauge("artifact_bytes", "Approximate size of unpacked artifacts on the disk."),
 		artifactsPruned: m.Counter("artifacts_pruned_total", "Artifacts that were removed from the cache."),
+		imageBytes:      m.Gauge("image_bytes", "Approximate size of unpacked layers of images on the disk."),
+		imagesPruned:    m.Counter("images_pruned_total", "Images that were removed from the node."),
 		artifactsRestored: m.Counter("artifacts_restored_total", "Artifacts that were fetched again "+
 			"because a program was missing and its process could not be started."),
 	}

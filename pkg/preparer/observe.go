@@ -31,6 +31,7 @@ type observation struct {
 	unlisted  bool // the local agent does not have the service
 	// check is the name of the check that the local agent runs; empty: none, or not known
 	check     string
+	pulled    int64  // seconds for which the images of the intent's revision have arrived
 	silent    bool   // the supervisor does not answer
 	complaint string // output of the health script or of check
 }
@@ -40,7 +41,7 @@ func observe(o observation) pod.Reality {
 	digest, _ := o.rec.runs()
 	r := pod.Reality{
 		Identity: o.rec.Intent.Identity, Node: o.node, Digest: digest, Revision: o.rec.Intent.Revision,
-		Available: o.available, Standby: o.standby, Message: o.activity.message,
+		Available: o.available, Standby: o.standby, Message: o.activity.message, PullSeconds: o.pulled,
 	}
 	if r.Local() {
 		r.Kind = pod.KindLocal

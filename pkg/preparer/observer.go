@@ -85,6 +85,7 @@ func (ob *observer) observeOne(e *entry, now time.Time, tails map[string]pod.Rea
 		node: ob.cfg.Node.Name, rec: e.rec, decided: e.decided, activity: e.activity, doing: e.doing,
 		spent: e.state == Spent, standby: agent.Standby, unlisted: !agent.Known,
 		check: agent.Check, complaint: agent.Complaint, silent: ob.pods.silent,
+		pulled: e.pulled.seconds(e.rec.Intent.Revision, ob.cfg.PullDeadline),
 	}
 	if o.rec.Version == 0 {
 		return time.Time{} // a pod without a saved record is not reported

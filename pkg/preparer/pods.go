@@ -123,6 +123,7 @@ type entry struct {
 	decided  decided
 	activity activity
 	doing    string // what the worker has waited for, if longer than reportAfter; else empty
+	pulled   pulled
 
 	procs  []runtime.Status  // all processes of the pod that the runtime has
 	seenAt map[run]time.Time // when this preparer first saw each process, on the monotonic clock
@@ -154,6 +155,33 @@ type decided struct {
 	verdict  Verdict
 	revision int64 // of the intent
 	outdated bool  // when the intents were read, the intent's epoch was not the cluster's
+}
+
+// pulled is for how long the images of a revision have arrived.
+type pulled struct {
+	revision int64
+	time     time.Duration
+}
+
+func (p pulled) plus(revision int64, more time.Duration) pulled {
+	if p.revision != revision {
+		p = pulled{revision: revision}
+	}
+	p.time += more
+	return p
+}
+
+// pulledStep is how precisely a pod's report has the time that its images have arrived, because the farm writes a
+// status at each change.
+const pulledStep = 10 * time.Second
+
+// seconds is for the report of a revision. It is rounded up, so that the time is enough until the next step. A pod that
+// pulls again and again gets no more time than most.
+func (p pulled) seconds(revision int64, most time.Duration) int64 {
+	if p.revision != revision {
+		return 0
+	}
+	return int64(min((p.time+pulledStep-1)/pulledStep*pulledStep, most) / time.Second)
 }
 
 // activity is what a worker does, or why it cannot continue. Zero: nothing to report.

@@ -118,7 +118,7 @@ type Config struct {
 	MaxTombstones  int           // beyond this number, the oldest are removed sooner, but none within a day
 	CollectEvery   time.Duration // between two searches for directories and tombstones to remove
 
-	PruneArtifacts time.Duration // between two searches for unneeded artifacts; other events start one too
+	PruneArtifacts time.Duration // between two searches for unneeded artifacts and images; other events start one too
 }
 
 func (c *Config) validate() error {
@@ -158,6 +158,7 @@ func (c *Config) setDefaults() {
 	c.SilentAfter = cmp.Or(c.SilentAfter, 5*time.Second)
 	c.LogBytes = cmp.Or(c.LogBytes, 10<<20)
 	c.LogKeep = cmp.Or(c.LogKeep, 3)
+	c.PullDeadline = cmp.Or(c.PullDeadline, 15*time.Minute)
 	c.KeepStopped = cmp.Or(c.KeepStopped, DefaultKeepStopped)
 	c.KeepTombstones = cmp.Or(c.KeepTombstones, 30*24*time.Hour)
 	c.MaxTombstones = cmp.Or(c.MaxTombstones, 10_000)

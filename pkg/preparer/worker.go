@@ -280,6 +280,18 @@ func (w *worker) During(doing string) (over func()) {
 	}
 }
 
+// Pulling reports in the pod's reality how far the pull of an image is. arrived adds to the time that the pod's deadline
+// does not run.
+func (w *worker) Pulling(text string, arrived time.Duration) {
+	w.pods.do(func() {
+		w.e.pulled = w.e.pulled.plus(w.e.rec.Intent.Revision, arrived)
+		if w.e.doing != text {
+			w.e.doing = text
+			w.pods.changed(w.e)
+		}
+	})
+}
+
 func (w *worker) procs() (procs []runtime.Status) {
 	w.pods.do(func() { procs = w.e.procs })
 	return procs

@@ -3,6 +3,7 @@ package rc
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -96,6 +97,7 @@ func (s *Status) Check() error {
 		field.CheckRange(&errs, path, n, 0, MaxPods)
 	}
 	field.CheckRange(&errs, "observed_generation", s.ObservedGeneration, 0, MaxGeneration)
+	field.CheckRange(&errs, "pull_seconds", s.PullSeconds, 0, int64(pod.MaxPullTime/time.Second))
 	field.CheckRange(&errs, "mass_stop_used", s.MassStopUsed, 0, MaxGeneration)
 	if n := len(s.Failing); n > MaxFailing {
 		errs.Add("failing", field.Text(fmt.Sprintf("%d pods", n)), fmt.Sprintf("at most %d pods", MaxFailing))

@@ -47,6 +47,9 @@ type Status struct {
 	// TriedElsewhere is when a pod with the record's manifest last began to leave its first node for a second. A
 	// stage's timeout begins again then.
 	TriedElsewhere *time.Time `json:"tried_elsewhere,omitempty" feature:"second-node"`
+	// PullSeconds is the longest time that images of a pod that is not available have arrived, among pods with the
+	// record's manifest. The timeout of a stage is longer by it.
+	PullSeconds int64 `json:"pull_seconds,omitempty" feature:"images"`
 	// Hopeless: a pod with the record's manifest was never available, is hopeless, and gets no second node.
 	Hopeless bool `json:"hopeless,omitempty" feature:"second-node"`
 	// Failing are pods with the record's manifest that fail, hopeless ones first.

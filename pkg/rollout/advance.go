@@ -367,11 +367,21 @@ func (w *Work) since() time.Time {
 	return since
 }
 
-// timeout fails the stage if it has made no progress for stage_timeout. With a stage_timeout of 0 the stage does not
+// pulls returns how much longer the stage may take, because images of its pods have arrived for so long.
+func (w *Work) pulls() (longest time.Duration) {
+	for _, m := range w.In(Up) {
+		if m.Status != nil {
+			longest = max(longest, time.Duration(m.Status.PullSeconds)*time.Second)
+		}
+	}
+	return longest
+}
+
+// timeout fails the stage if it has made no progress for stage_timeout, beside pulls of images. With a stage_timeout of 0 the stage does not
 // fail for that, but after the default timeout the record names what it waits for.
 func (s stage) timeout(why string) then {
 	d := cmp.Or(time.Duration(s.Record.Update.StageTimeout), DefaultStageTimeout)
-	if left := s.left(d, s.Now().Sub(s.since())); left > 0 {
+	if left := s.left(d+s.pulls(), s.Now().Sub(s.since())); left > 0 {
 		s.lookWithin(left)
 		return halt
 	}

@@ -63,3 +63,18 @@ func TestOnlyAHopelessPodEndsAStage(t *testing.T) {
 		}
 	}
 }
+
+// The timeout of a stage does not run while images of its pods arrive.
+func TestAStageWaitsForImages(t *testing.T) {
+	t.Parallel()
+	for pulled, fails := range map[time.Duration]bool{0: true, 49 * time.Second: true, 50 * time.Second: false} {
+		rec, obs := staged(rollout.AvailabilityStrategy, rollout.Moving, rollout.Update{Step: 1, Surge: 1}, 4,
+			rev{has: 3, target: 3}, rev{dir: rollout.Up, has: 2, target: 2, away: 1})
+		rec.Progress, obs.Now = 100, t0.Add(time.Minute+49*time.Second)
+		obs.Revisions[web2].Status.PullSeconds = int64(pulled / time.Second)
+		d := rollout.Decide(rec, obs)
+		if failed := d.Record.State == rollout.Paused; failed != fails || !fails && d.Again != time.Second {
+			t.Errorf("pulled for %s: %s %q, again after %s", pulled, d.Record.State, d.Record.Reason, d.Again)
+		}
+	}
+}

@@ -26,7 +26,10 @@ type ByLabel struct {
 }
 
 // criteria are what many controllers share.
-type criteria struct{ selector, spread string }
+type criteria struct {
+	selector, spread string
+	containers       bool
+}
 
 type remembered struct {
 	selector
@@ -37,6 +40,7 @@ type remembered struct {
 // Query is a question to ByLabel: which nodes may a controller use?
 type Query struct {
 	Selector, Spread string
+	Containers       bool   // see Rule
 	Epoch            string // of the cluster
 	Nodes            map[string]*node.View
 	Version          uint64 // of the nodes; zero: unknown
@@ -77,7 +81,7 @@ func (b *ByLabel) Select(q Query) (Selection, error) {
 	if b.found == nil || b.epoch != q.Epoch || len(b.found) >= maxRemembered {
 		b.epoch, b.found = q.Epoch, map[criteria]*remembered{}
 	}
-	by := criteria{q.Selector, q.Spread}
+	by := criteria{q.Selector, q.Spread, q.Containers}
 	r := b.found[by]
 	if r == nil {
 		made, err := b.selectorFor(by)
@@ -124,6 +128,6 @@ func (b *ByLabel) selectorFor(by criteria) (selector, error) {
 	if first == nil {
 		first = func(string) bool { return false }
 	}
-	rule := Rule{Selector: sel, Epoch: b.epoch}
+	rule := Rule{Selector: sel, Epoch: b.epoch, Containers: by.containers}
 	return selector{excludes: rule.Excludes, mine: first, spread: by.spread}, nil
 }

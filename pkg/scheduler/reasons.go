@@ -8,7 +8,7 @@ import (
 
 // AllReasons lists every reason, for metrics.
 var AllReasons = []Reason{
-	Selector, NotAlive, NotSynced, Drained, Unread, Relabelled, Avoided,
+	Selector, NotAlive, NotSynced, Containers, Drained, Unread, Relabelled, Avoided,
 	Resources, Ports, MaxPerNode, Skew,
 }
 

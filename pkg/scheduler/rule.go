@@ -19,14 +19,15 @@ type Reason string
 
 // The reasons. Their texts appear in statuses and metrics.
 const (
-	Selector   Reason = "selector"    // its labels do not match
-	NotAlive   Reason = "not alive"   // no preparer holds its record
-	NotSynced  Reason = "not settled" // it has not reported what it runs in the present epoch (R1)
-	Drained    Reason = "drained"     // operators drain or cordon it
-	Unread     Reason = "unreadable"  // the operators' record of it cannot be read
-	Relabelled Reason = "relabelled"  // the farm decided with other labels of the node
-	Avoided    Reason = "avoided"     // the pod that moves is or was there
-	Resources  Reason = "resources"   // not enough slots, CPU or memory
+	Selector   Reason = "selector"      // its labels do not match
+	NotAlive   Reason = "not alive"     // no preparer holds its record
+	NotSynced  Reason = "not settled"   // it has not reported what it runs in the present epoch (R1)
+	Drained    Reason = "drained"       // operators drain or cordon it
+	Containers Reason = "no containers" // the pod has images, and the node cannot run containers
+	Unread     Reason = "unreadable"    // the operators' record of it cannot be read
+	Relabelled Reason = "relabelled"    // the farm decided with other labels of the node
+	Avoided    Reason = "avoided"       // the pod that moves is or was there
+	Resources  Reason = "resources"     // not enough slots, CPU or memory
 	// a static port is taken or in use on the machine, or too few dynamic ports are free
 	Ports      Reason = "ports"
 	MaxPerNode Reason = "max_per_node" // the controller has enough pods there
@@ -54,6 +55,7 @@ func (r Reasons) String() string {
 type Rule struct {
 	Selector   labels.Selector // see rc.ParseSelector; nil matches no node
 	Epoch      string          // of the cluster: the node must have echoed it (R1)
+	Containers bool            // the pods have images
 	MaxPerNode int             // pods of the controller; zero: no limit
 	Ask        node.Claim      // what each pod takes
 	Dynamic    []string        // names of dynamic ports, which get numbers of the node, besides the ports of Ask
@@ -79,6 +81,8 @@ func (r *Rule) Excludes(v *node.View) Reason {
 		return NotAlive
 	case !v.Spoke(r.Epoch):
 		return NotSynced
+	case r.Containers && !v.RunsContainers():
+		return Containers
 	case !v.Eligible():
 		return Drained
 	default:

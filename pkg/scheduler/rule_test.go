@@ -184,3 +184,43 @@ func TestExcludesAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations for one question", n)
 	}
 }
+
+// Pods with images go only to nodes that report that they run containers. A drained node that also lacks containers is
+// counted for that, because an undrain would not help.
+func TestPodsWithImagesNeedNodesThatRunContainers(t *testing.T) {
+	t.Parallel()
+	all, err := rc.ParseSelector("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		can    *node.Containers
+		closed bool
+		says   scheduler.Reason
+	}{
+		"runs them":    {&node.Containers{Runc: "1.1.5"}, false, ""},
+		"no runc":      {&node.Containers{Lacks: []string{"no runc: install it"}}, false, scheduler.Containers},
+		"no report":    {nil, false, scheduler.Containers},
+		"drained, too": {nil, true, scheduler.Containers},
+		"drained":      {&node.Containers{Runc: "1.1.5"}, true, scheduler.Drained},
+	} {
+		v := &node.View{Node: node.Node{Containers: tt.can}, Alive: true}
+		v.Ops.Unschedulable = tt.closed
+		for _, images := range []bool{true, false} {
+			rule, want := scheduler.Rule{Selector: all, Containers: images}, tt.says
+			if want == scheduler.Containers && !images {
+				if want = ""; tt.closed {
+					want = scheduler.Drained
+				}
+			}
+			if got := rule.Excludes(v); got != want {
+				t.Errorf("%s, with images: %t: %q, want %q", name, images, got, want)
+			}
+		}
+		if got, err := new(scheduler.ByLabel).Select(scheduler.Query{
+			Containers: true, Nodes: map[string]*node.View{"n": v},
+		}); err != nil || (len(got.Groups) == 1) != (tt.says == "") || tt.says != "" && got.Others[tt.says] != 1 {
+			t.Errorf("%s: selected %+v, %v", name, got, err)
+		}
+	}
+}

@@ -49,7 +49,8 @@ func candidatesOf(
 ) (*candidates, error) {
 	spread := lot.Preferences.Spread.Label
 	e, err := by.Select(scheduler.Query{
-		Selector: snap.RC.NodeSelector, Spread: spread, Epoch: snap.Epoch, Nodes: snap.Nodes, Version: version,
+		Selector: snap.RC.NodeSelector, Spread: spread, Containers: lot.Rule.Containers, Epoch: snap.Epoch,
+		Nodes: snap.Nodes, Version: version,
 	})
 	if err != nil {
 		return nil, err

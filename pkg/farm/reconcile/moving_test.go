@@ -268,6 +268,36 @@ func TestTheControllerSetsTheDeadline(t *testing.T) {
 	}
 }
 
+// The time that a pod's images have arrived comes on top of its deadline, if the report is about its present revision.
+func TestTheDeadlineWaitsForImages(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		pulled, older int64
+		halted        bool
+	}{
+		"no pull": {0, 0, true}, "a short pull": {8, 0, true}, "a long pull": {30, 0, false},
+		"a pull of another revision": {30, 1, true},
+	} {
+		s := snapshotOf(2)
+		s.RC.ProgressDeadline = new(field.Duration(time.Second))
+		s.RC.Service, s.Rollout = &rc.Service{Name: "web", Revision: 2}, "R"
+		s.RC.InPlace = &rc.InPlace{Limit: 2}
+		s.Pods = []reconcile.Pod{running(0, "n0", 5, 0), running(1, "n1", 5, 0)}
+		p := &s.Pods[0]
+		p.ChangedAt = s.Now.Add(-10 * time.Second)
+		p.Reality.State, p.Reality.Available, p.Reality.PullSeconds = pod.StateFetching, false, tt.pulled
+		p.Reality.Revision -= tt.older
+		s.Pods[1].Digest = "m0"
+		plan := reconcile.Compute(s)
+		if plan.Status.Is(rc.Blocked) != tt.halted || !tt.halted && plan.Again != 21*time.Second {
+			t.Errorf("%s: %+v, again after %s", name, plan.Status.Conditions, plan.Again)
+		}
+		if got := plan.Status.PullSeconds; got != tt.pulled && tt.older == 0 || tt.older > 0 && got != 0 {
+			t.Errorf("%s: the status has %d seconds", name, got)
+		}
+	}
+}
+
 // TestAnyMoveComesToAnEnd makes nodes sick, drained, relabelled and lost while pods move and nodes carry out their
 // intents. After each pass checkMoves proves that no move stays stuck.
 func TestAnyMoveComesToAnEnd(t *testing.T) {

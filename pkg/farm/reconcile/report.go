@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -330,6 +331,9 @@ func (r report) progress(st *rc.Status) {
 		st.Updated++
 		if available && managed {
 			st.UpdatedAvailable++
+		}
+		if !available {
+			st.PullSeconds = max(st.PullSeconds, int64(pulledFor(p)/time.Second))
 		}
 	}
 	r.secondNodes(st)

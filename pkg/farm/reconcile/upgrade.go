@@ -154,10 +154,19 @@ func hasFailed(p *Pod) bool {
 	return r.State == pod.StateFailed || r.State == pod.StateCrashLooping || r.Digest == p.Digest && r.Restarts > 0
 }
 
+// deadline is how long a pod may take to become available. The time that its images have arrived comes on top.
 func deadline(f *Facts, p *Pod) time.Duration {
 	defaults := &manifest.Manifest{}
 	m := cmp.Or(f.ManifestOf(p.Digest), f.ManifestOf(f.RC.ManifestOf(p.Role)), defaults)
-	return f.RC.Deadline() + m.ReadyAfter()
+	return f.RC.Deadline() + m.ReadyAfter() + pulledFor(p)
+}
+
+// pulledFor returns for how long the node reports that images of the pod's present revision have arrived.
+func pulledFor(p *Pod) time.Duration {
+	if p.Reality == nil || p.Reality.Revision < p.Revision {
+		return 0
+	}
+	return p.Reality.PullTime()
 }
 
 func (u upgrades) upgradeOne(p *Pod, digest string) {

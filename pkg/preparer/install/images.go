@@ -29,8 +29,8 @@ type Fetched struct {
 	images map[string]image.Image // by launchable
 }
 
-// pull returns the image of an artifact.
-func (n *Node) pull(ctx context.Context, a *manifest.Artifact) (image.Image, error) {
+// pull returns the image of a launchable.
+func (n *Node) pull(ctx context.Context, l *manifest.Launchable, progress Progress) (image.Image, error) {
 	if n.cfg.Images == nil {
 		lacks := n.cfg.NoImages
 		if len(lacks) == 0 {
@@ -38,10 +38,11 @@ func (n *Node) pull(ctx context.Context, a *manifest.Artifact) (image.Image, err
 		}
 		return image.Image{}, forGood(fmt.Errorf("this node runs no containers: %s", strings.Join(lacks, "; ")))
 	}
-	ref, platform, err := parseImage(a)
+	ref, platform, err := parseImage(&l.Artifact)
 	if err != nil {
 		return image.Image{}, forGood(err)
 	}
+	defer n.watchPull(l.Name, ref.Digest, progress)()
 	return n.cfg.Images.Pull(ctx, ref, platform)
 }
 
@@ -55,6 +56,15 @@ func parseImage(a *manifest.Artifact) (ref reference.Ref, platform reference.Pla
 	}
 	platform, err = reference.ParsePlatform(a.Platform)
 	return ref, platform, err
+}
+
+// PruneImages removes images that are not needed; see Images. Without a store it does nothing.
+func (n *Node) PruneImages(needed func() (digests map[string]bool, known bool)) (removed []string, left int64, err error) {
+	if n.cfg.Images == nil {
+		return nil, 0, nil
+	}
+	r, err := n.cfg.Images.Prune(time.Now(), needed)
+	return r.Images, r.Left, err
 }
 
 // ImageDigests adds the digests of a manifest's images to a set.

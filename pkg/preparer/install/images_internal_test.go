@@ -21,9 +21,10 @@ import (
 // quiet is a Progress.
 type quiet struct{}
 
-func (quiet) At(pod.State, string)        {}
-func (quiet) During(string) (over func()) { return func() {} }
-func (quiet) Failed(string, error)        {}
+func (quiet) At(pod.State, string)          {}
+func (quiet) During(string) (over func())   { return func() {} }
+func (quiet) Pulling(string, time.Duration) {}
+func (quiet) Failed(string, error)          {}
 
 // nodeWithImages returns a node, and an image in its registry.
 func nodeWithImages(t *testing.T) (n *Node, reg *imagetest.Registry, m *manifest.Manifest) {
@@ -126,7 +127,7 @@ func TestImagesThatCannotBePulled(t *testing.T) {
 			raised := 0
 			n.cfg.FetchFailed = func() { raised++ }
 			tt.spoil(n, reg, &m.Launchables[0].Artifact)
-			_, err := n.Fetch(t.Context(), m)
+			_, err := n.Fetch(t.Context(), m, quiet{})
 			if err == nil || Hopeless(err) != tt.hopeless || raised != 1 {
 				t.Fatalf("%v; hopeless: %t, want %t; raised %d times", err, Hopeless(err), tt.hopeless, raised)
 			}
@@ -145,7 +146,7 @@ func TestAPullEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	reg.Cut(func(int) bool { cancel(); return true })
-	if _, err := n.Fetch(ctx, m); !errors.Is(err, context.Canceled) || Hopeless(err) {
+	if _, err := n.Fetch(ctx, m, quiet{}); !errors.Is(err, context.Canceled) || Hopeless(err) {
 		t.Errorf("%v, hopeless: %t", err, Hopeless(err))
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/account"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
@@ -43,6 +44,9 @@ type Progress interface {
 	At(state pod.State, message string)
 	// During reports what the work waits for, until over is called.
 	During(doing string) (over func())
+	// Pulling reports how far the pull of an image is, and for how much longer it has made progress since the last
+	// call. An empty text ends the report.
+	Pulling(text string, arrived time.Duration)
 	// Failed reports a failure that does not stop the work.
 	Failed(message string, err error)
 }
@@ -53,12 +57,14 @@ type Host struct {
 	HooksDir  string // directory of the node's own hooks, absolute; empty: no hooks
 	Isolation Isolation
 	Artifacts Artifacts
-	Images    Images          // nil: the node runs no containers
-	NoImages  []string        // why Images is nil, each with its cure
-	Runtime   runtime.Runtime // runs hooks
-	Trust     Trust           // nil: every manifest may run
-	LogBytes  int64           // size from which a process's log file is rotated
-	LogKeep   int             // rotated log files kept for each process
+	Images    Images   // nil: the node runs no containers
+	NoImages  []string // why Images is nil, each with its cure
+	// PullDeadline is how long the pulls of a version may take before the pod's own deadline runs.
+	PullDeadline time.Duration
+	Runtime      runtime.Runtime // runs hooks
+	Trust        Trust           // nil: every manifest may run
+	LogBytes     int64           // size from which a process's log file is rotated
+	LogKeep      int             // rotated log files kept for each process
 
 	// Step is called with the name of each step before and after a change on the disk. Tests end the process there.
 	Step func(name string)
@@ -109,7 +115,7 @@ type Order struct {
 // now.
 func (n *Node) Install(ctx context.Context, o *Order, progress Progress) (*Installed, error) {
 	progress.At(pod.StateFetching, fetchText(o.Manifest))
-	fetched, err := n.Fetch(ctx, o.Manifest)
+	fetched, err := n.Fetch(ctx, o.Manifest, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -153,8 +159,8 @@ func (n *Node) Install(ctx context.Context, o *Order, progress Progress) (*Insta
 	return in, n.Trusted(o.Manifest, o.Signature)
 }
 
-// Fetch gets a pod's artifacts and images.
-func (n *Node) Fetch(ctx context.Context, m *manifest.Manifest) (Fetched, error) {
+// Fetch gets a pod's artifacts and images. A nil progress is allowed.
+func (n *Node) Fetch(ctx context.Context, m *manifest.Manifest, progress Progress) (Fetched, error) {
 	got := Fetched{dirs: map[string]string{}, images: map[string]image.Image{}}
 	for i := range m.Launchables {
 		l := &m.Launchables[i]
@@ -163,7 +169,7 @@ func (n *Node) Fetch(ctx context.Context, m *manifest.Manifest) (Fetched, error)
 		case l.Artifact.IsFetched():
 			got.dirs[l.Name], err = n.cfg.Artifacts.Ensure(ctx, l.Artifact)
 		case l.Artifact.IsImage():
-			got.images[l.Name], err = n.pull(ctx, &l.Artifact)
+			got.images[l.Name], err = n.pull(ctx, l, progress)
 		default:
 			continue
 		}

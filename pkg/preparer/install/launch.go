@@ -95,7 +95,7 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 // Ensure restores files and images that the launch needs and the disk has lost.
 func (v *Version) Ensure(ctx context.Context, progress Progress) error {
 	defer progress.During(fetchText(v.M))()
-	fetched, err := v.n.Fetch(ctx, v.M)
+	fetched, err := v.n.Fetch(ctx, v.M, progress)
 	v.images = fetched.images
 	if err != nil || v.present() {
 		return err

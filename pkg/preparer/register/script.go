@@ -96,7 +96,7 @@ func (r *Registrar) runScript(ctx context.Context, s *service, w *scriptWatch, v
 	h := v.M.Health
 	interval := h.Interval.Or(manifest.DefaultHealthInterval)
 	// An artifact can have been removed while the pod runs.
-	for _, err := r.cfg.Versions.Fetch(ctx, v.M); err != nil; _, err = r.cfg.Versions.Fetch(ctx, v.M) {
+	for _, err := r.cfg.Versions.Fetch(ctx, v.M, nil); err != nil; _, err = r.cfg.Versions.Fetch(ctx, v.M, nil) {
 		r.heard(v.ID, s, w, verdict{output: err.Error()})
 		if wait.Pause(ctx, interval) != nil {
 			return
