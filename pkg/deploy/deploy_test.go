@@ -21,6 +21,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/node"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
@@ -336,7 +337,7 @@ func TestDigests(t *testing.T) {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := &deploy.TarSource{Client: server.Client()}
+	s := &deploy.Source{Client: server.Client()}
 	for _, tt := range []struct{ artifact, err string }{
 		{"file://" + file, ""},
 		{server.URL + "/a.tar", ""},
@@ -351,7 +352,7 @@ func TestDigests(t *testing.T) {
 		{"\x00", "not valid"},
 		{"file://host/a", "not valid"},
 	} {
-		got, err := s.Digest(t.Context(), tt.artifact)
+		got, err := s.Digest(t.Context(), &manifest.Artifact{Kind: manifest.ArtifactTar, URL: tt.artifact})
 		switch {
 		case tt.err == "" && (err != nil || got != want):
 			t.Errorf("%s: %s, %v", tt.artifact, got, err)
@@ -361,7 +362,7 @@ func TestDigests(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.Digest(ctx, "file://"+file); !errors.Is(err, context.Canceled) {
+	if _, err := s.Digest(ctx, &manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file://" + file}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/internal/regular"
+	"github.com/rcfarm/rcfarm/pkg/manifest"
 )
 
 // Limits of what rcctl reads to find a digest. A node has its own limits, such as --artifact-max-bytes.
@@ -24,22 +25,27 @@ const (
 	maxRedirects     = 10
 )
 
-// TarSource computes the digest of an archive at a file: or https: URL. It reads all of it.
-type TarSource struct {
-	Client *http.Client // nil: a client that follows redirects to https only
+// Source finds the digests of artifacts. It reads all of an archive at a file: or https: URL. For an image it asks the
+// registry.
+type Source struct {
+	Client     *http.Client // for archives; nil: a client that follows redirects to https only
+	Registries Registries
 }
 
-var _ plan.DigestSource = (*TarSource)(nil)
+var _ plan.DigestSource = (*Source)(nil)
 
 // Digest implements plan.DigestSource.
-func (t *TarSource) Digest(ctx context.Context, artifact string) (string, error) {
-	u, err := url.Parse(artifact)
+func (s *Source) Digest(ctx context.Context, artifact *manifest.Artifact) (string, error) {
+	if artifact.IsImage() {
+		return s.Registries.digest(ctx, artifact.Ref)
+	}
+	u, err := url.Parse(artifact.URL)
 	switch {
 	case err != nil:
 	case u.Scheme == "file" && u.Host == "" && filepath.IsAbs(u.Path):
 		return digestOfFile(ctx, u.Path)
 	case u.Scheme == "https" && u.Host != "" && u.User == nil:
-		return t.download(ctx, artifact)
+		return s.download(ctx, artifact.URL)
 	}
 	return "", errors.New("its URL is not valid; allowed: file:///absolute/path or https://host/path")
 }
@@ -53,7 +59,7 @@ func digestOfFile(ctx context.Context, path string) (string, error) {
 	return digestOf(ctx, f)
 }
 
-func (t *TarSource) download(ctx context.Context, from string) (string, error) {
+func (s *Source) download(ctx context.Context, from string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, FetchTimeout, fmt.Errorf("not read within %s", FetchTimeout))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
@@ -63,8 +69,8 @@ func (t *TarSource) download(ctx context.Context, from string) (string, error) {
 	// A body that the client unpacks would have another digest than the file on the server.
 	req.Header.Set("Accept-Encoding", "identity")
 	client := http.Client{Transport: http.DefaultTransport}
-	if t.Client != nil {
-		client = *t.Client
+	if s.Client != nil {
+		client = *s.Client
 	}
 	client.CheckRedirect = stayOnHTTPS
 	resp, err := client.Do(req)

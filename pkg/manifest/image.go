@@ -35,6 +35,44 @@ func Capability(text string) (name string, ok bool) {
 	return "CAP_" + strings.TrimPrefix(text, "CAP_"), CapabilityName.ok(text)
 }
 
+// Source names what the digest of the artifact is of: the URL of a tar, or registry/name:tag of an image. It is empty
+// for an exec artifact, and for an image without a tag.
+func (a *Artifact) Source() string {
+	if !a.IsImage() {
+		return a.URL
+	}
+	ref, err := reference.Parse(a.Ref)
+	if err != nil || ref.Tag == "" {
+		return ""
+	}
+	return ref.Pinned("").String()
+}
+
+// Digest returns 64 hex digits of a tar, or sha256: and 64 hex digits of an image. It is empty if the artifact has no
+// digest.
+func (a *Artifact) Digest() string {
+	if !a.IsImage() {
+		return a.SHA256
+	}
+	ref, _ := reference.Parse(a.Ref)
+	return ref.Digest
+}
+
+// LacksDigest reports whether a document leaves out the digest that a manifest must have. It is false for an image
+// whose ref is not valid.
+func (a *Artifact) LacksDigest() bool {
+	return a.IsFetched() && a.SHA256 == "" || a.Source() != "" && a.Digest() == ""
+}
+
+// Pin adds a digest in the form that Digest returns. The ref of an image keeps its tag.
+func (a *Artifact) Pin(digest string) {
+	if !a.IsImage() {
+		a.SHA256 = digest
+	} else if ref, err := reference.Parse(a.Ref); err == nil {
+		a.Ref = ref.Pinned(digest).String()
+	}
+}
+
 func (a *Artifact) validateImage(errs *field.Errors) {
 	const form = "registry/name:tag@sha256:digest; the tag may be missing"
 	switch ref, err := reference.Parse(a.Ref); {

@@ -224,3 +224,32 @@ func TestCapability(t *testing.T) {
 		}
 	}
 }
+
+// A pinned ref keeps its tag. Digests belong to a tag, or to the URL of a tar.
+func TestPin(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("a", 64)
+	for _, tt := range []struct {
+		artifact       manifest.Artifact
+		source, pinned string // pinned: empty if there is nothing to pin
+	}{
+		{manifest.Artifact{Kind: "image", Ref: "r.example/web:1"}, "r.example/web:1", "r.example/web:1@" + digest},
+		{manifest.Artifact{Kind: "image", Ref: "docker.io/nginx:1@" + digest}, "docker.io/library/nginx:1", ""},
+		{manifest.Artifact{Kind: "image", Ref: "r.example/web@" + digest}, "", ""},
+		{manifest.Artifact{Kind: "image", Ref: "web:1"}, "", ""},
+		{manifest.Artifact{Kind: "tar", URL: "file:///a"}, "file:///a", digest},
+		{manifest.Artifact{Kind: "tar", URL: "file:///a", SHA256: "b"}, "file:///a", ""},
+		{manifest.Artifact{Kind: "exec", Path: "/a"}, "", ""},
+	} {
+		a := tt.artifact
+		if a.Source() != tt.source || a.LacksDigest() != (tt.pinned != "") {
+			t.Errorf("%+v: %q, lacks a digest: %v", a, a.Source(), a.LacksDigest())
+		}
+		if tt.pinned == "" {
+			continue
+		}
+		a.Pin(digest)
+		if a.Ref+a.SHA256 != tt.pinned || a.Digest() != digest || a.LacksDigest() || a.Source() != tt.source {
+			t.Errorf("%+v became %+v", tt.artifact, a)
+		}
+	}
+}

@@ -252,7 +252,7 @@ func printManifest(std *stdio, m *manifest.Manifest) error {
 	std.warnOf(m)
 	if record.Unpinned(m) {
 		_, err := fmt.Fprintf(std.out,
-			"manifest %s is valid; it has no digest yet, because an artifact has no sha256\n", m.ID)
+			"manifest %s is valid; it has no digest yet, because an artifact has none\n", m.ID)
 		return err
 	}
 	canonical, err := m.Canonical()

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/rcfarm/rcfarm/pkg/consul"
+	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/feature"
 	"github.com/rcfarm/rcfarm/pkg/field"
@@ -261,8 +262,10 @@ func hintFor(err error) string {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, errInterrupted):
 		return ""
+	case errors.As(err, &source) && errors.Is(err, deploy.ErrDenied):
+		return "docker login writes credentials of a registry; --registry-config names another file with them"
 	case errors.As(err, &source):
-		return "a plan needs the digest of each artifact: correct its url, or write its sha256 into the document"
+		return "a plan needs the digest of each artifact: correct its url or ref, or write its digest into the document"
 	case errors.As(err, &away):
 		return awayHint(away)
 	case consul.NoLeader(err):

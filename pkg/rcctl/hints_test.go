@@ -55,7 +55,7 @@ func TestHintsBlameTheSystemThatFailed(t *testing.T) {
 	plain := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(plain.Close)
 	addr := consultest.Shared(t).Addr
-	const pin = "correct its url, or write its sha256 into the document"
+	const pin = "correct its url or ref, or write its digest into the document"
 	for _, row := range []hintRow{
 		{
 			name: "artifact host unknown", stdin: unpinned("https://files.invalid/a.tar.gz"),

@@ -1,6 +1,7 @@
 package rcctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,10 @@ func planFlags() []cli.Flag {
 		toggle("skip-gates", "ask no gate"),
 		toggle("keep-counts",
 			"keep the present number of replicas, not the document's, because another program scales the service"),
+		option("registry-config", "`FILE` with credentials of registries: a config.json of Docker, which may name "+
+			"credential helpers (default: the one of docker login)"),
+		option("registry-ca", "`FILE` with certificates of registries in PEM, accepted beside the machine's"),
+		[]cli.Flag{&cli.StringSliceFlag{Name: "registry-plain-http", Usage: "`REGISTRY` without TLS; may be repeated"}},
 	)
 }
 
@@ -83,6 +88,13 @@ func optionsOf(c *cli.Context) plan.Options {
 	return plan.Options{
 		Strategy: c.String("strategy"), Recreate: c.Bool("recreate"), SkipGates: c.Bool("skip-gates"),
 		AllowMassStop: c.Bool("allow-mass-stop"),
+	}
+}
+
+func registriesOf(c *cli.Context) deploy.Registries {
+	return deploy.Registries{
+		DockerConfig: cmp.Or(c.String("registry-config"), deploy.DockerConfig()), CAFile: c.String("registry-ca"),
+		PlainHTTP: c.StringSlice("registry-plain-http"),
 	}
 }
 
@@ -161,7 +173,8 @@ func (d *deployer) plan(ctx context.Context, spec *record.ServiceSpec) (*planned
 
 // planOf uses the document's host name as it is if domain is nil.
 func (d *deployer) planOf(ctx context.Context, spec *record.ServiceSpec, domain *plan.Domain) (*planned, error) {
-	resolver := plan.ServiceSpecResolver{Digests: &plan.DigestResolver{Source: &deploy.TarSource{}, Known: d.known}}
+	source := &deploy.Source{Registries: registriesOf(d.conn.flags)}
+	resolver := plan.ServiceSpecResolver{Digests: &plan.DigestResolver{Source: source, Known: d.known}}
 	if domain != nil {
 		resolver.Domain = domain.Name
 	}

@@ -19,14 +19,15 @@ import (
 
 // DigestSource computes the present digest of an artifact.
 type DigestSource interface {
-	// Digest returns the SHA-256, 64 lower-case hex digits.
-	Digest(ctx context.Context, artifact string) (string, error)
+	// Digest returns a digest in the form that manifest.Artifact.Pin takes.
+	Digest(ctx context.Context, artifact *manifest.Artifact) (string, error)
 }
 
 // DigestResolver finds the digest of an artifact that a document does not pin.
 type DigestResolver struct {
 	Source DigestSource
-	// Known returns the newest digest of each artifact in the history of all services, by URL; nil: none is known.
+	// Known returns the newest digest of each artifact in the history of all services, by manifest.Artifact.Source; nil:
+	// none is known.
 	Known func(context.Context) (map[string]string, error)
 }
 
@@ -37,7 +38,7 @@ type UnknownDigestError struct{ Artifact string }
 // Error names the artifact, and what to do.
 func (u *UnknownDigestError) Error() string {
 	return fmt.Sprintf("artifact %s: no service has its digest in its history, and with digests: never it is not "+
-		"computed; pin its sha256, or use digests: missing", u.Artifact)
+		"computed; pin its digest, or use digests: missing", u.Artifact)
 }
 
 // SourceError means that the source could not compute the digest. Nothing was written.
@@ -56,22 +57,25 @@ func (s *SourceError) Unwrap() error { return s.Err }
 
 // Resolve returns the digest of an artifact; an empty policy means Missing. The error is an *UnknownDigestError, a
 // *SourceError, or the error of Known.
-func (d *DigestResolver) Resolve(ctx context.Context, artifact string, policy record.Policy) (string, error) {
+func (d *DigestResolver) Resolve(ctx context.Context, artifact *manifest.Artifact, policy record.Policy) (string,
+	error,
+) {
+	source := artifact.Source()
 	if d.Known != nil && policy != record.Always {
 		known, err := d.Known(ctx)
-		if digest := known[artifact]; err != nil || digest != "" {
+		if digest := known[source]; err != nil || digest != "" {
 			return digest, err
 		}
 	}
 	switch {
 	case policy == record.Never:
-		return "", &UnknownDigestError{Artifact: artifact}
+		return "", &UnknownDigestError{Artifact: source}
 	case d.Source == nil:
-		return "", fmt.Errorf("artifact %s: there is no source to ask for its digest; pin its sha256", artifact)
+		return "", fmt.Errorf("artifact %s: there is no source to ask for its digest; pin its digest", source)
 	}
 	digest, err := d.Source.Digest(ctx, artifact)
 	if err != nil {
-		return "", &SourceError{Artifact: artifact, Err: err}
+		return "", &SourceError{Artifact: source, Err: err}
 	}
 	return digest, nil
 }
@@ -91,7 +95,7 @@ func (s *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 	pod := *spec.Pod
 	out.Pod = &pod
 	pod.Launchables = slices.Clone(spec.Pod.Launchables)
-	out.ReplicaGroups, out.Replicas, out.Digests = spec.Groups(), nil, cmp.Or(spec.Digests, record.Missing)
+	out.ReplicaGroups, out.Replicas, out.Digests = spec.Groups(), nil, cmp.Or(spec.Digests, defaultPolicy(&pod))
 	if out.Name == "" {
 		first := pod.Launchables[0].Artifact
 		out.Name = GenerateServiceName(first.URL + first.Path + first.Ref)
@@ -110,16 +114,24 @@ func (s *ServiceSpecResolver) Resolve(ctx context.Context, spec *record.ServiceS
 	digests := cmp.Or(s.Digests, &DigestResolver{})
 	for i := range pod.Launchables {
 		a := &pod.Launchables[i].Artifact
-		if !a.IsFetched() || a.SHA256 != "" {
+		if !a.LacksDigest() {
 			continue
 		}
-		digest, err := digests.Resolve(ctx, a.URL, out.Digests)
+		digest, err := digests.Resolve(ctx, a, out.Digests)
 		if err != nil {
 			return nil, err
 		}
-		a.SHA256 = digest
+		a.Pin(digest)
 	}
 	return &out, nil
+}
+
+// defaultPolicy is Always for a pod with an image, because people move tags on purpose, and asking costs little.
+func defaultPolicy(m *manifest.Manifest) record.Policy {
+	if m.HasImage() {
+		return record.Always
+	}
+	return record.Missing
 }
 
 // nameLetters are characters that people can distinguish easily.

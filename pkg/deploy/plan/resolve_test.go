@@ -18,12 +18,16 @@ type source struct {
 	asked   int
 }
 
-func (s *source) Digest(_ context.Context, artifact string) (string, error) {
+func (s *source) Digest(_ context.Context, artifact *manifest.Artifact) (string, error) {
 	s.asked++
-	if d, ok := s.digests[artifact]; ok {
+	if d, ok := s.digests[artifact.Source()]; ok {
 		return d, nil
 	}
 	return "", errors.New("404")
+}
+
+func archive(url string) *manifest.Artifact {
+	return &manifest.Artifact{Kind: manifest.ArtifactTar, URL: url}
 }
 
 func TestDigestResolver(t *testing.T) {
@@ -43,7 +47,7 @@ func TestDigestResolver(t *testing.T) {
 		{
 			"fresh", record.Never, "", 0,
 			"artifact fresh: no service has its digest in its history, and with digests: never it is not computed; " +
-				"pin its sha256, or use digests: missing",
+				"pin its digest, or use digests: missing",
 		},
 		{"gone", record.Missing, "", 1, "digest of artifact gone: 404"},
 	} {
@@ -53,7 +57,7 @@ func TestDigestResolver(t *testing.T) {
 			looks++
 			return map[string]string{"both": "before"}, nil
 		}}
-		got, err := r.Resolve(t.Context(), tt.artifact, tt.policy)
+		got, err := r.Resolve(t.Context(), archive(tt.artifact), tt.policy)
 		if got != tt.want || s.asked != tt.asked || (err == nil) != (tt.err == "") ||
 			err != nil && err.Error() != tt.err {
 			t.Errorf("%s %s: %q, asked %d times, %v", tt.artifact, tt.policy, got, s.asked, err)
@@ -66,15 +70,15 @@ func TestDigestResolver(t *testing.T) {
 	r := plan.DigestResolver{
 		Source: &source{}, Known: func(context.Context) (map[string]string, error) { return nil, unread },
 	}
-	if _, err := r.Resolve(t.Context(), "a", record.Missing); !errors.Is(err, unread) {
+	if _, err := r.Resolve(t.Context(), archive("a"), record.Missing); !errors.Is(err, unread) {
 		t.Error(err)
 	}
-	_, err := (&plan.DigestResolver{}).Resolve(t.Context(), "a", record.Never)
+	_, err := (&plan.DigestResolver{}).Resolve(t.Context(), archive("a"), record.Never)
 	if unknown, is := errors.AsType[*plan.UnknownDigestError](err); !is || unknown.Artifact != "a" {
 		t.Errorf("%T %v", err, err)
 	}
-	_, err = (&plan.DigestResolver{}).Resolve(t.Context(), "a", record.Always)
-	if err == nil || err.Error() != "artifact a: there is no source to ask for its digest; pin its sha256" {
+	_, err = (&plan.DigestResolver{}).Resolve(t.Context(), archive("a"), record.Always)
+	if err == nil || err.Error() != "artifact a: there is no source to ask for its digest; pin its digest" {
 		t.Error(err)
 	}
 }

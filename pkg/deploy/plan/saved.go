@@ -278,7 +278,7 @@ func (s *SavedService) validate() field.Errors {
 		errs.Missing("document.name", field.NameAllowed)
 	}
 	if s.Document.Pod != nil && record.Unpinned(s.Document.Pod) {
-		errs.Add("document.pod.launchables", field.Text("an artifact without its sha256"), "a sha256 for each archive")
+		errs.Add("document.pod.launchables", field.Text("an artifact without its digest"), "a digest for each artifact")
 	}
 	for _, key := range []string{seenEpoch, seenDocument, seenRollout} {
 		if s.Seen[key] == "" {

@@ -285,7 +285,7 @@ func TestSavedPlanMistakes(t *testing.T) {
 		{`"name": "web",`, ``, "services[0].document.name: missing"},
 		{
 			`"sha256": "` + strings.Repeat("a", 64) + `"`, `"sha256": ""`,
-			"services[0].document.pod.launchables: an artifact without its sha256 is not valid",
+			"services[0].document.pod.launchables: an artifact without its digest is not valid",
 		},
 		{`"epoch": "` + oneEpoch + `"`, `"epoch": "now"`, `services[0].seen.epoch: "now" is not valid; allowed: `},
 		{

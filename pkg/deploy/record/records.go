@@ -59,7 +59,7 @@ type Entry struct {
 	RC       string            `json:"rc"`
 	Name     string            `json:"name"` // of the controller
 	Manifest string            `json:"manifest"`
-	Digests  map[string]string `json:"digests,omitempty"` // of artifacts, by URL
+	Digests  map[string]string `json:"digests,omitempty"` // of artifacts, by Artifact.Source
 	Spec     ServiceSpec       `json:"spec"`
 	By       string            `json:"by"`
 	At       time.Time         `json:"at"`
@@ -183,7 +183,7 @@ func (s *Service) Entry(revision int64) *Entry {
 	return field.Find(s.History, func(e *Entry) bool { return e.Revision == revision })
 }
 
-// KnownDigests returns the newest digest of each artifact, by URL. The entries may be of several services, in any
+// KnownDigests returns the newest digest of each artifact, by its source. The entries may be of several services, in any
 // order.
 func KnownDigests(entries []Entry) map[string]string {
 	oldestFirst := slices.SortedFunc(slices.Values(entries), func(a, b Entry) int {
@@ -200,12 +200,13 @@ func KnownDigests(entries []Entry) map[string]string {
 	return known
 }
 
-// DigestsOf returns the digests of a manifest's artifacts, by URL.
+// DigestsOf returns the digests of a manifest's artifacts, by their source.
 func DigestsOf(m *manifest.Manifest) map[string]string {
 	digests := map[string]string{}
 	for i := range m.Launchables {
-		if a := m.Launchables[i].Artifact; a.IsFetched() {
-			digests[a.URL] = a.SHA256
+		a := &m.Launchables[i].Artifact
+		if source := a.Source(); source != "" {
+			digests[source] = a.Digest()
 		}
 	}
 	return digests

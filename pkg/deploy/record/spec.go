@@ -11,7 +11,7 @@ import (
 
 // ServiceSpec is the document that a user deploys: the pod, the number of replicas, their nodes, and the rollout.
 type ServiceSpec struct {
-	// Name of the service; empty: GenerateServiceName makes a name from the URL of the first artifact.
+	// Name of the service; empty: GenerateServiceName makes a name from the first artifact.
 	Name         string            `json:"name,omitempty"`
 	Labels       map[string]string `json:"labels,omitempty"` // of its controllers; farms select by them
 	NodeSelector string            `json:"node_selector,omitempty"`
@@ -28,7 +28,7 @@ type ServiceSpec struct {
 	// of allocation: dynamic or static; default: see rc.Allocation
 	Strategy rc.Strategy     `json:"strategy,omitempty"`
 	Progress *field.Duration `json:"progress_deadline,omitempty"`
-	// source of the digests that the document leaves out; default: missing
+	// source of the digests that the document leaves out; default: always for a pod with an image, else missing
 	Digests   Policy             `json:"digests,omitempty"`
 	Update    rollout.Knobs      `json:"update,omitzero"`
 	PreDeploy *PreDeploy         `json:"pre_deploy,omitempty"`
@@ -40,8 +40,9 @@ type Policy string
 
 // The policies.
 const (
-	Always Policy = "always" // the artifact itself is read
-	// Missing: the newest digest in the history of any service is used. If there is none, the artifact is read.
+	// Always: an archive is read, and the registry of an image is asked.
+	Always Policy = "always"
+	// Missing: the newest digest in the history of any service is used. If there is none, it is as Always.
 	Missing Policy = "missing"
 	Never   Policy = "never" // only the newest digest in the history of any service
 )

@@ -16,6 +16,7 @@ import (
 // MaxNameBytes limits a service's name. The names of its controllers are longer.
 const MaxNameBytes = 50
 
+// unpinned takes the place of digests that a document leaves out, while it is validated.
 var unpinned = strings.Repeat("0", 64)
 
 // Validate reports every mistake in the document, with paths from its top.
@@ -125,10 +126,8 @@ const ServiceLabel = "service"
 
 // Unpinned reports whether an artifact of a manifest has no digest.
 func Unpinned(m *manifest.Manifest) bool {
-	return slices.ContainsFunc(m.Launchables, func(l manifest.Launchable) bool { return lacksDigest(&l.Artifact) })
+	return slices.ContainsFunc(m.Launchables, func(l manifest.Launchable) bool { return l.Artifact.LacksDigest() })
 }
-
-func lacksDigest(a *manifest.Artifact) bool { return a.IsFetched() && a.SHA256 == "" }
 
 func pinned(m *manifest.Manifest) *manifest.Manifest {
 	if m == nil {
@@ -137,8 +136,12 @@ func pinned(m *manifest.Manifest) *manifest.Manifest {
 	all := *m
 	all.Launchables = slices.Clone(m.Launchables)
 	for i := range all.Launchables {
-		if a := &all.Launchables[i].Artifact; lacksDigest(a) {
-			a.SHA256 = unpinned
+		switch a := &all.Launchables[i].Artifact; {
+		case !a.LacksDigest():
+		case a.IsImage():
+			a.Pin("sha256:" + unpinned)
+		default:
+			a.Pin(unpinned)
 		}
 	}
 	return &all
