@@ -11,6 +11,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/rc"
 	"github.com/rcfarm/rcfarm/pkg/rollout"
+	"github.com/rcfarm/rcfarm/pkg/store"
 )
 
 // in characters
@@ -165,11 +166,15 @@ type RevisionView struct {
 	Upgraded *int           `json:"upgraded,omitempty"`
 	Changing int            `json:"changing,omitempty"` // in place: pods of the roles that change
 	Pods     map[string]int `json:"pods"`               // by state
+	Pulls    []string       `json:"pulls,omitempty"`    // how far nodes are that pull images, by pod
 }
 
 var directions = map[rollout.Direction]string{
 	rollout.Up: "growing", rollout.Down: "shrinking", rollout.Stay: "as it is",
 }
+
+// maxPulls is how many pulls the line of a revision names.
+const maxPulls = 2
 
 // Line sums a revision up.
 func (r *RevisionView) Line() string {
@@ -182,6 +187,9 @@ func (r *RevisionView) Line() string {
 	}
 	if r.Upgraded != nil {
 		text += fmt.Sprintf("; %d of %d that change are upgraded and available", *r.Upgraded, r.Changing)
+	}
+	if len(r.Pulls) > 0 {
+		text += "; " + field.Few(r.Pulls, maxPulls, "; ")
 	}
 	return text
 }
@@ -268,6 +276,7 @@ func NewRolloutView(r *rollout.Record) *RolloutView {
 // Count sets the numbers of a revision from its controller and pods.
 func (r *RevisionView) Count(ctrl *rc.RC, pods *Pods) {
 	r.Desired, r.Pods, r.Available, r.Upgraded, r.Changing = ctrl.Desired(), map[string]int{}, 0, nil, 0
+	r.Pulls = pullsOf(pods)
 	upgraded := 0
 	if ctrl.InPlace != nil {
 		r.Upgraded = &upgraded
@@ -285,6 +294,19 @@ func (r *RevisionView) Count(ctrl *rc.RC, pods *Pods) {
 			upgraded++
 		}
 	}
+}
+
+// pullsOf returns the reports of pods whose images arrive.
+func pullsOf(pods *Pods) (texts []string) {
+	for i := range pods.Placements {
+		p := &pods.Placements[i]
+		r := pods.Realities[store.At{Identity: p.Identity, Node: p.Node}]
+		if r.State == pod.StateFetching && r.PullSeconds > 0 && r.Message != "" && r.Revision >= p.Revision {
+			texts = append(texts, fmt.Sprintf("%s on %s: %s", NameOf(p), p.Node, r.Message))
+		}
+	}
+	slices.Sort(texts)
+	return texts
 }
 
 // AddLog adds the end of the log of a pod that fails.

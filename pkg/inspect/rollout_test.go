@@ -337,3 +337,31 @@ func TestLastWords(t *testing.T) {
 		}
 	}
 }
+
+// A revision's line says how far pulls of images are. Other pods that are fetched are only counted.
+func TestTheLineOfARevisionHasItsPulls(t *testing.T) {
+	t.Parallel()
+	pods := &Pods{Realities: map[store.At]pod.Reality{}}
+	for i, r := range []pod.Reality{
+		{Message: "pulling 1 of 9 MB of the image of main", PullSeconds: 10, Revision: 5},
+		{Message: "pulling 2 of 9 MB of the image of main", PullSeconds: 10, Revision: 5},
+		{Message: "pulling 3 of 9 MB of the image of main", PullSeconds: 10, Revision: 5},
+		{Message: "fetching main", Revision: 5},
+		{Message: "pulling the image of an earlier revision", PullSeconds: 10, Revision: 4},
+	} {
+		p := pod.Placement{
+			Identity: pod.Identity{RCID: "b", Role: "main", Index: i}, Node: "n1", PodID: "web", Digest: "d",
+			RunState: pod.Running, Revision: 5,
+		}
+		r.Identity, r.Node, r.Digest, r.State = p.Identity, p.Node, p.Digest, pod.StateFetching
+		pods.Placements = append(pods.Placements, p)
+		pods.Realities[store.At{Identity: p.Identity, Node: p.Node}] = r
+	}
+	v := RevisionView{Name: "web-r2", Direction: rollout.Up}
+	v.Count(new(rc.RC), pods)
+	want := "; web-main-0 on n1: pulling 1 of 9 MB of the image of main; " +
+		"web-main-1 on n1: pulling 2 of 9 MB of the image of main; and 1 more"
+	if got := v.Line(); !strings.HasSuffix(got, want) {
+		t.Errorf("%q does not end with %q", got, want)
+	}
+}
