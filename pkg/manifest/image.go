@@ -48,6 +48,15 @@ func (a *Artifact) Source() string {
 	return ref.Pinned("").String()
 }
 
+// Repository returns registry/repository of an image. It is empty if the ref is not valid.
+func (a *Artifact) Repository() string {
+	ref, err := reference.Parse(a.Ref)
+	if err != nil {
+		return ""
+	}
+	return ref.Name()
+}
+
 // Digest returns 64 hex digits of a tar, or sha256: and 64 hex digits of an image. It is empty if the artifact has no
 // digest.
 func (a *Artifact) Digest() string {

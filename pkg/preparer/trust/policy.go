@@ -31,7 +31,8 @@ type Policy struct {
 	signers []signer
 }
 
-// Rule lets signers run pods. Without Users, Paths or Resources it does not limit these; an empty list allows nothing.
+// Rule lets signers run pods. Without Users, Paths, Images or Resources it does not limit these; an empty list allows
+// nothing.
 type Rule struct {
 	Signers []string `json:"signers"` // principals as in allowed_signers; "*" for all of them
 	Pods    []string `json:"pods"`    // pod ids; '*' stands for any text, '?' for one character
@@ -39,6 +40,8 @@ type Rule struct {
 	Users []string `json:"users,omitempty"`
 	// Paths has patterns of the node's paths that manifests may name (Manifest.HostPaths), with the wildcards of Pods.
 	Paths []string `json:"paths,omitempty"`
+	// Images has patterns of registry/repository of the images that manifests may name, with the wildcards of Pods.
+	Images []string `json:"images,omitempty"`
 	// Resources is the most that all launchables of a pod may ask for together; zero: not limited. Each launchable
 	// must set a resource that is limited.
 	Resources manifest.Resources `json:"resources,omitzero"`
@@ -135,6 +138,9 @@ func (r *Rule) validate() field.Errors {
 		return len(s) <= manifest.MaxTextBytes && (s == "*" || filepath.IsAbs(s) && filepath.Clean(s) == s)
 	}, "an absolute path such as /srv/web/*, without '.', '..' and empty parts, with '*' for any text and '?' for "+
 		"one character")
+	list("images", r.Images, func(s string) bool { return s != "" && len(s) <= manifest.MaxTextBytes },
+		"a registry and repository such as registry.example.com/team/*, with '*' for any text and '?' for one "+
+			"character")
 	for _, limit := range r.limits(manifest.Usage{}) {
 		if limit.most < 0 {
 			errs.Add("resources."+limit.name, limit.most, limit.unit+", zero (not limited) or more")

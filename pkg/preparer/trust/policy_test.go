@@ -177,6 +177,12 @@ func TestRuleBounds(t *testing.T) {
 	exec := with(func(l *manifest.Launchable) {
 		l.Artifact = manifest.Artifact{Kind: manifest.ArtifactExec, Path: "/usr/bin/web"}
 	})
+	of := func(ref string) *manifest.Manifest {
+		return with(func(l *manifest.Launchable) {
+			l.Artifact = manifest.Artifact{Kind: manifest.ArtifactImage, Ref: ref + "@sha256:" + strings.Repeat("a", 64)}
+		})
+	}
+	image, ofDocker := of("r.example/team/web:1"), of("docker.io/web:1")
 	secret := with(func(*manifest.Launchable) {})
 	secret.Config = manifest.Config{"a": []any{map[string]any{"b": map[string]any{manifest.FileKey: "/etc/shadow"}}}}
 	hook := with(func(*manifest.Launchable) {})
@@ -214,6 +220,15 @@ func TestRuleBounds(t *testing.T) {
 			"directory", "paths: [/etc/web/*]", with(func(l *manifest.Launchable) { l.WorkDir = "/root" }),
 			`"/root" is not valid`,
 		},
+		{"image", "images: [r.example/team/*], paths: []", image, ""},
+		{"image of Docker's registry", "images: [r.example/*, docker.io/library/web]", ofDocker, ""},
+		{
+			"image of another repository", "images: [r.example/teams/*]", image,
+			`launchables[0].artifact.ref: "r.example/team/web:1@sha256:` + strings.Repeat("a", 52) +
+				`..." is not valid; allowed: r.example/teams/*`,
+		},
+		{"no image", "images: []", image, "allowed: none"},
+		{"archive in place of an image", "images: []", from("https://r.example/a"), ""},
 		{"archive", "paths: [/srv/*]", from("file:///srv/a.tar.gz"), ""},
 		{"archive elsewhere", "paths: [/srv/*]", from("file:///etc/a.tar.gz"), `"/etc/a.tar.gz" is not valid`},
 		{

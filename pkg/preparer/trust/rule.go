@@ -33,6 +33,9 @@ func (r *Rule) beyond(m *manifest.Manifest) field.Errors {
 		if r.Users != nil && l.User != "" && !anyGlob(r.Users, l.User) {
 			errs.Add(at+"user", l.User, orNothing(r.Users))
 		}
+		if r.Images != nil && l.Artifact.IsImage() && !anyGlob(r.Images, l.Artifact.Repository()) {
+			errs.Add(at+"artifact.ref", l.Artifact.Ref, orNothing(r.Images))
+		}
 		for _, limit := range r.limits(manifest.Usage{
 			CPU: int64(l.Resources.CPU), Memory: int64(l.Resources.Memory),
 			PIDs: l.Resources.MaxPIDs(),
