@@ -19,7 +19,7 @@ TESTTIME ?= 25m
 UPTIMES  ?= 1 34560000
 BOOTTIME := $(patsubst %/,%,$(sort $(dir $(shell grep -rlE --include='*.go' 'CLOCK_BOOTTIME|/proc/uptime|preparer/runtime/proc"' pkg))))
 # Tests of images and containers mount and change owners, so they need root. Another user's `make test` leaves them out.
-ROOTED   := $(if $(filter-out 0,$(shell id -u)),$(addprefix pkg/preparer/,image image/layer image/overlay runtime/idmap runtime/runc))
+ROOTED   := $(if $(filter-out 0,$(shell id -u)),$(addprefix pkg/preparer/,image image/layer image/overlay runtime/idmap runtime/runc runtime/shim/containertest))
 SEED     ?= 0
 CHAOS_TIME ?= 2m
 FAULTS   ?= 200

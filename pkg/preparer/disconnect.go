@@ -139,7 +139,7 @@ func (w *worker) without(rec *Record, outdated bool) string {
 // also processes that start later. Call it only inside pods.do.
 func (p *Preparer) enforcesStopAfter(procs []runtime.Status) bool {
 	unknown := func(s runtime.Status) bool { return s.Phase == runtime.Unknown }
-	if !p.allKnown() || !p.cfg.Runtime.Watchdogs() || slices.ContainsFunc(procs, unknown) {
+	if !p.allKnown() || !p.cfg.Runtime.Features().Watchdogs || slices.ContainsFunc(procs, unknown) {
 		return false // an unknown process may belong to any pod
 	}
 	for _, e := range p.pods.all {

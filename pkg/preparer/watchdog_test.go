@@ -36,7 +36,11 @@ func (o *olderRuntime) Watch(ctx context.Context, cursor uint64) ([]runtime.Stat
 	return o.Runtime.Watch(ctx, cursor)
 }
 
-func (o *olderRuntime) Watchdogs() bool { return o.renewed.Load() && o.Runtime.Watchdogs() }
+func (o *olderRuntime) Features() runtime.Features {
+	known := o.Runtime.Features()
+	known.Watchdogs = known.Watchdogs && o.renewed.Load()
+	return known
+}
 
 func (o *olderRuntime) Start(ctx context.Context, spec runtime.Spec) error {
 	if !o.renewed.Load() {

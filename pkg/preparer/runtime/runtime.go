@@ -19,7 +19,8 @@ import (
 // that the caller could not reach the runtime. It never means that a process stopped.
 type Runtime interface {
 	// Start makes the process run. It is idempotent: a second call with the same Spec changes nothing, even if the
-	// process has exited. If the ID is in use with another Spec, Start returns ErrExists.
+	// process has exited. If the ID is in use with another Spec, Start returns ErrExists. For a Spec with a Container,
+	// it can return ErrTooOld.
 	Start(ctx context.Context, spec Spec) error
 	// Stop sends the stop signal to the process group, kills the group after spec.StopGrace, and returns when no
 	// process of the group runs. It also ends commands of Exec, even of an earlier preparer. It is idempotent. For an
@@ -37,8 +38,8 @@ type Runtime interface {
 	// Watch returns the state of all processes, and a cursor for the next call, as soon as any state differs from the
 	// state at the given cursor. With cursor zero it returns at once. It also returns when the context ends.
 	Watch(ctx context.Context, cursor uint64) ([]Status, uint64, error)
-	// Watchdogs reports whether the latest answer to Watch says that the runtime supports Spec.Watchdog.
-	Watchdogs() bool
+	// Features returns what the runtime supports, according to the latest answer to Watch.
+	Features() Features
 	// Ping returns nil when the runtime has answered and can write to its disk. It has no time limit, and does not wait
 	// for other calls, because some take long although nothing is wrong.
 	Ping(ctx context.Context) error
@@ -50,6 +51,12 @@ type Runtime interface {
 	// Exec runs a command in the same way as RunOnce, with the environment, directory and isolation of a supervised
 	// process. If the ID is unknown, or the process is stopped or being stopped, it returns ErrNotRunning.
 	Exec(ctx context.Context, id string, command []string, streams Streams) (Exit, error)
+}
+
+// Features are the parts of a Spec that older runtimes do not support.
+type Features struct {
+	Watchdogs  bool // Spec.Watchdog
+	Containers bool // Spec.Container
 }
 
 // Errors that a caller can test for.
@@ -65,7 +72,8 @@ var (
 	// ErrKeepsLimits is returned by Relimit: the process has no cgroup, or it uses too much memory for the new limit,
 	// or the kernel has refused.
 	ErrKeepsLimits = errors.New("its limits cannot be changed while it runs")
-	// ErrTooOld means that the supervisor is so old that it does not know Restart or Relimit. Nothing has changed.
+	// ErrTooOld means that the supervisor is so old that it does not know Restart, Relimit or containers. Nothing has
+	// changed.
 	ErrTooOld = errors.New("the node's supervisor is too old for this")
 	// ErrNotStarted is returned by RunOnce and Exec when the program could not be executed.
 	ErrNotStarted = errors.New("not started")
@@ -85,14 +93,16 @@ type Spec struct {
 }
 
 // Container is what the runtime needs to run a process in a container. Process.Command, Env and Dir are then only for
-// people; Config has what runs. Isolation has only the limits, and its user is not used.
+// people; Config has what runs. Isolation must be there. It has only the limits, and its user is not used. The stop
+// signal goes to the first process of the container only.
 type Container struct {
 	// Config is a configuration of the OCI runtime specification. Its root is Dir/rootfs, and its cgroup path is the
 	// one that the runtime gives to the process.
 	Config json.RawMessage `json:"config"`
 	// Dir is a directory for this process alone. The runtime makes it anew at each start, with these entries: rootfs
-	// (where the layers are mounted), upper and work (what the container writes), hosts and resolv.conf (copies of the
-	// node's files), scratch/0, scratch/1, ... (one for each volume of the image).
+	// (where the layers are mounted), written (what the container writes; only root can enter it), hosts and
+	// resolv.conf (copies of the node's files), scratch/0, scratch/1, ... (one for each volume of the image). All
+	// directories above Dir must let other users pass.
 	Dir    string   `json:"dir"`
 	Layers []string `json:"layers"` // directories, the highest first
 	// IDs is the block of numbers as which the container's users appear on the node; nil: the numbers are not changed.

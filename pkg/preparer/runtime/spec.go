@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -71,4 +72,66 @@ func (p Process) Same(other Process) bool {
 	}
 	p.Command, p.Env, other.Command, other.Env = nil, nil, nil, nil
 	return reflect.DeepEqual(p, other)
+}
+
+// The most that a Container may have. A configuration has the seccomp profile, and arguments and variables.
+const (
+	maxConfig  = 3 << 20 // bytes
+	maxLayers  = 256
+	maxScratch = 64
+	maxNumber  = 1<<32 - 2 // of users and groups; the next number means "no change"
+)
+
+// Validate returns an ErrInvalid that names the first mistake. cgroup is the directory of the process's cgroup.
+func (c *Container) Validate(cgroup string) error {
+	invalid := func(name string, value any, allowed string) error {
+		return fmt.Errorf("%w: container.%s: %q is not valid; allowed: %s", ErrInvalid, name, fmt.Sprint(value),
+			allowed)
+	}
+	const directory = "the absolute path of a directory that is not /, without . and .."
+	if len(c.Config) > maxConfig {
+		return invalid("config", fmt.Sprint(len(c.Config), " bytes"), fmt.Sprintf("at most %d bytes", maxConfig))
+	}
+	var config struct {
+		Root  struct{ Path string }
+		Linux struct{ CgroupsPath string }
+	}
+	if err := json.Unmarshal(c.Config, &config); err != nil {
+		return invalid("config", err, "a JSON object of the OCI runtime specification")
+	}
+	group := config.Linux.CgroupsPath
+	switch {
+	case !cleanPath(c.Dir):
+		return invalid("dir", c.Dir, directory)
+	case config.Root.Path != c.Rootfs():
+		return invalid("config.root.path", config.Root.Path, c.Rootfs())
+	case !cleanPath(group) || !strings.HasSuffix(cgroup, group):
+		return invalid("config.linux.cgroupsPath", group, fmt.Sprintf("the end of %q, from a slash on", cgroup))
+	case len(c.Layers) == 0 || len(c.Layers) > maxLayers:
+		return invalid("layers", fmt.Sprint(len(c.Layers), " layers"), fmt.Sprintf("1 to %d", maxLayers))
+	case c.UID < 0 || c.UID > maxNumber:
+		return invalid("uid", c.UID, fmt.Sprintf("0 to %d", maxNumber))
+	case c.GID < 0 || c.GID > maxNumber:
+		return invalid("gid", c.GID, fmt.Sprintf("0 to %d", maxNumber))
+	case c.Scratch < 0 || c.Scratch > maxScratch:
+		return invalid("scratch", c.Scratch, fmt.Sprintf("0 to %d", maxScratch))
+	}
+	for i, layer := range c.Layers {
+		if !cleanPath(layer) {
+			return invalid(fmt.Sprintf("layers[%d]", i), layer, directory)
+		}
+	}
+	if ids := c.IDs; ids != nil &&
+		(ids.First == 0 || ids.Size == 0 || uint64(ids.First)+uint64(ids.Size)-1 > maxNumber) {
+		return invalid("ids", fmt.Sprintf("%d numbers from %d", ids.Size, ids.First),
+			fmt.Sprintf("1 or more numbers from 1 to %d", maxNumber))
+	}
+	return nil
+}
+
+// Rootfs is the directory at which the layers are mounted.
+func (c *Container) Rootfs() string { return filepath.Join(c.Dir, "rootfs") }
+
+func cleanPath(path string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path && path != "/" && !strings.ContainsRune(path, 0)
 }

@@ -1,6 +1,8 @@
 package runtime
 
 import (
+	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 )
@@ -43,4 +45,47 @@ func TestProcessSame(t *testing.T) {
 			t.Errorf("%+v equals %+v", a, c)
 		}
 	}
+}
+
+func TestValidateContainer(t *testing.T) {
+	t.Parallel()
+	const config = `{"root": {"path": "/data/c/rootfs"}, "linux": {"cgroupsPath": "/farm/p"}}`
+	valid := func() *Container {
+		return &Container{
+			Config: json.RawMessage(config), Dir: "/data/c", Layers: []string{"/layers/a"},
+			IDs: &IDs{First: 300_000, Size: 65_536}, UID: 300_033, GID: 300_033, Scratch: 2,
+		}
+	}
+	if err := valid().Validate("/sys/fs/cgroup/farm/p"); err != nil {
+		t.Error(err)
+	}
+	for want, change := range map[string]func(*Container){
+		"container.config: ":                  func(c *Container) { c.Config = json.RawMessage("[]") },
+		"container.config: \"3":               func(c *Container) { c.Config = make([]byte, 3<<20+1) },
+		"container.config.root.path: ":        func(c *Container) { c.Dir = "/data/d" },
+		"container.config.linux.cgroupsPath:": func(c *Container) { c.Config = swap(config, "farm/p", "arm/p") },
+		"cgroupsPath: \"/farm/../p\"":         func(c *Container) { c.Config = swap(config, "farm/p", "farm/../p") },
+		"container.dir: \"data\"":             func(c *Container) { c.Dir = "data" },
+		"container.dir: \"/\"":                func(c *Container) { c.Dir = "/" },
+		"container.layers: \"0 layers\"":      func(c *Container) { c.Layers = nil },
+		"container.layers: \"257 layers\"":    func(c *Container) { c.Layers = make([]string, 257) },
+		"container.layers[1]: \"/a/../b\"":    func(c *Container) { c.Layers = append(c.Layers, "/a/../b") },
+		"container.ids: \"0 numbers from 1\"": func(c *Container) { c.IDs = &IDs{First: 1} },
+		"container.ids: \"9 numbers":          func(c *Container) { c.IDs = &IDs{First: 1<<32 - 9, Size: 9} },
+		"container.uid: \"-1\"":               func(c *Container) { c.UID = -1 },
+		"container.gid: \"4294967295\"":       func(c *Container) { c.GID = 1<<32 - 1 },
+		"container.scratch: \"65\"":           func(c *Container) { c.Scratch = 65 },
+	} {
+		c := valid()
+		change(c)
+		err := c.Validate("/sys/fs/cgroup/farm/p")
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "allowed: ") {
+			t.Errorf("%v, want an error with %q and what is allowed", err, want)
+		}
+	}
+}
+
+func swap(config, what, by string) json.RawMessage {
+	return json.RawMessage(strings.ReplaceAll(config, what, by))
 }

@@ -118,15 +118,24 @@ func Cap(dir string, cpu, memory int64) error {
 	return nil
 }
 
-func joinCgroup(c *Confinement) error {
-	if c.Cgroup == "" {
-		return nil
-	}
+// Limit gives a new cgroup, which is made if it is missing, the limits of an isolation. It ignores limits of
+// controllers that the node lacks.
+func Limit(c *Confinement) error {
 	if err := MakeCgroup(c.Cgroup); err != nil {
 		return err
 	}
 	if err := applyLimits(c.Cgroup, limits(c.Isolation)); err != nil {
 		return fmt.Errorf("limit cgroup %s: %w", c.Cgroup, err)
+	}
+	return nil
+}
+
+func joinCgroup(c *Confinement) error {
+	if c.Cgroup == "" {
+		return nil
+	}
+	if err := Limit(c); err != nil {
+		return err
 	}
 	if err := Write(c.Cgroup, MembersFile, strconv.Itoa(os.Getpid())); err != nil {
 		return fmt.Errorf("join cgroup %s: %w", c.Cgroup, err)

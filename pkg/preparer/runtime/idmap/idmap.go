@@ -27,25 +27,45 @@ type Range struct{ OnDisk, Shown, Size uint32 }
 // Bind starts a process that never runs, because a mapping of numbers exists only as the user namespace of a process.
 // In a program that waits for the end of all its children, Bind must not run at the same time as such a wait.
 func Bind(source, target string, ranges []Range) error {
-	if err := bind(source, target, ranges); err != nil {
+	mapping, err := NewMapping(ranges)
+	if err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, target, err)
+	}
+	defer func() { _ = mapping.Close() }()
+	return mapping.Bind(source, target)
+}
+
+// Mapping is a list of ranges for several mounts. It costs a process, so it is made once.
+type Mapping struct{ namespace *os.File }
+
+// NewMapping makes a Mapping. What the comment of Bind says about its process holds for NewMapping.
+func NewMapping(ranges []Range) (*Mapping, error) {
+	namespace, err := userNamespace(ranges)
+	if err != nil {
+		return nil, fmt.Errorf("make a user namespace for other owners: %w", err)
+	}
+	return &Mapping{namespace}, nil
+}
+
+// Close does not change mounts that were made.
+func (m *Mapping) Close() error { return m.namespace.Close() }
+
+// Bind is the function Bind with this Mapping.
+func (m *Mapping) Bind(source, target string) error {
+	if err := m.bind(source, target); err != nil {
 		return fmt.Errorf("mount %s on %s with other owners: %w", source, target, err)
 	}
 	return nil
 }
 
-func bind(source, target string, ranges []Range) error {
-	mapping, err := userNamespace(ranges)
-	if err != nil {
-		return fmt.Errorf("make a user namespace: %w", err)
-	}
-	defer func() { _ = mapping.Close() }()
+func (m *Mapping) bind(source, target string) error {
 	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("open_tree: %w", unsupported(err))
 	}
 	defer func() { _ = unix.Close(tree) }()
 	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
-		Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(mapping.Fd()),
+		Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(m.namespace.Fd()),
 		Propagation: unix.MS_PRIVATE, // otherwise a copy of a shared mount shows what is mounted below source later
 	})
 	if err != nil {

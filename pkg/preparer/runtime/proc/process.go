@@ -26,7 +26,11 @@ type Process struct {
 	// Mark is an environment variable, KEY=value, that descendants inherit; empty: none. Without a cgroup, only the
 	// mark identifies a descendant with a session of its own whose parent has ended.
 	Mark string
-	fd   *os.File // pidfd; nil if the process had ended before it was opened
+	// Contained: the process is the first of a container. Signals except SIGKILL go to it alone, and its descendants
+	// are those in Cgroup.
+	Contained bool
+
+	fd *os.File // pidfd; nil if the process had ended before it was opened
 }
 
 // Find opens the process with this pid and start time. If it is gone, Exited of the result returns true.
@@ -131,6 +135,9 @@ func (p *Process) Close() {
 // signals the process group in one call, so that no fork escapes. It returns how many of these processes were alive.
 // With sig 0, it only counts them.
 func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
+	if p.Contained {
+		return p.signalContainer(sig)
+	}
 	var errs []error
 	// While the leader exists, alive or as a zombie, no other group can have its number.
 	ours := p.Own || !p.Exited()
@@ -155,6 +162,22 @@ func (p *Process) Signal(sc *Scanner, sig unix.Signal) (live int, err error) {
 		live, errs = len(inside), append(errs, err)
 	}
 	return live, errors.Join(errs...)
+}
+
+// signalContainer is Signal for a container.
+func (p *Process) signalContainer(sig unix.Signal) (live int, err error) {
+	var errs []error
+	if sig == unix.SIGKILL {
+		errs = append(errs, isolate.Kill(p.Cgroup))
+	}
+	if sig != 0 && (p.Own || !p.Exited()) {
+		errs = append(errs, Stat{PID: p.PID, Start: p.Start}.Signal(sig))
+	}
+	inside, err := isolate.Members(p.Cgroup)
+	if live = len(inside); live == 0 && !p.Exited() {
+		live = 1
+	}
+	return live, errors.Join(append(errs, err)...)
 }
 
 // members returns the live processes that Signal must signal. After the leader has gone, the session's number proves

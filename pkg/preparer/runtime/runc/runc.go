@@ -34,6 +34,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -154,6 +155,53 @@ func (r *Runc) Create(ctx context.Context, id, bundle string, stdio [3]*os.File)
 	return err
 }
 
+// Creation is a call of runc create that the caller makes itself, for example in a mount namespace of its own.
+type Creation struct {
+	Command, Env []string
+	bundle       string
+}
+
+// Names of files in the bundle, for what runc reports about a Creation.
+const (
+	pidFile     = "runc.pid"
+	messageFile = "runc.log"
+)
+
+// Creation returns the call that Create would make. The bundle must be new. What the comment of Create says holds.
+func (r *Runc) Creation(id, bundle string) *Creation {
+	return &Creation{
+		Command: []string{
+			r.program, "--root", r.state, "--log", filepath.Join(bundle, messageFile), "--log-format", "json",
+			"create", "--bundle", bundle, "--pid-file", filepath.Join(bundle, pidFile), id,
+		},
+		Env: env(), bundle: bundle,
+	}
+}
+
+// PID returns the first process of the container, after the call has succeeded.
+func (c *Creation) PID() (int, error) {
+	text, err := os.ReadFile(filepath.Join(c.bundle, pidFile))
+	if err != nil {
+		return 0, fmt.Errorf("read the pid from runc: %w", err)
+	}
+	pid, err := strconv.Atoi(string(text))
+	if err != nil || pid <= 0 {
+		return 0, fmt.Errorf("read the pid from runc: %q is not valid; allowed: a number above 0",
+			field.CutBytes(string(text), maxMessage))
+	}
+	return pid, nil
+}
+
+// Failure returns runc's error after the call has failed. how is how runc ended.
+func (c *Creation) Failure(how string) error {
+	said := ""
+	if log, err := os.Open(filepath.Join(c.bundle, messageFile)); err == nil {
+		said = message(log)
+		_ = log.Close()
+	}
+	return fmt.Errorf("runc create: %s: %s", how, cmp.Or(field.CutBytes(said, maxMessage), "no text"))
+}
+
 // Start lets the first process of a created container become its program. It can return ErrNotFound.
 func (r *Runc) Start(ctx context.Context, id string) error {
 	_, err := r.call(ctx, nil, "start", id)
@@ -180,12 +228,18 @@ func (r *Runc) State(ctx context.Context, id string) (State, error) {
 // remove the bundle.
 func (r *Runc) Delete(ctx context.Context, id, cgroup string) error {
 	_, err := r.call(ctx, nil, "delete", "--force", id)
-	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout, ErrTimeout)
-	defer cancel()
-	if cgroupErr := clearCgroups(ctx, cgroup); cgroupErr != nil {
+	if cgroupErr := ClearCgroups(ctx, cgroup, r.timeout); cgroupErr != nil {
 		err = errors.Join(err, fmt.Errorf("delete container %s: %w", id, cgroupErr))
 	}
 	return err
+}
+
+// ClearCgroups kills and removes, within a time limit, what is in a container's cgroups in all hierarchies. It is the
+// part of Delete that needs no runc.
+func ClearCgroups(ctx context.Context, cgroup string, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, ErrTimeout)
+	defer cancel()
+	return clearCgroups(ctx, cgroup)
 }
 
 // maxID is the longest id. The id is the name of a directory and of a cgroup.
@@ -244,7 +298,7 @@ func (r *Runc) run(ctx context.Context, stdio []*os.File, args []string) (out []
 	limited, cancel := context.WithTimeoutCause(ctx, r.timeout, ErrTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(limited, r.program, args...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	cmd.Env = env()
 	cmd.Dir = "/"
 	output, errs := &bounded{left: maxOutput}, &bounded{left: maxMessage}
 	if stdio != nil {
@@ -265,6 +319,9 @@ func (r *Runc) run(ctx context.Context, stdio []*os.File, args []string) (out []
 	}
 	return output.data.Bytes(), "", nil
 }
+
+// env is the environment of runc.
+func env() []string { return []string{"PATH=" + os.Getenv("PATH")} }
 
 // bounded keeps the beginning of what is written to it.
 type bounded struct {

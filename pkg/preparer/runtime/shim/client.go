@@ -46,8 +46,9 @@ type Client struct {
 	mu        sync.Mutex // held while spawning, so that concurrent calls start one supervisor
 	lastSpawn time.Time
 
-	seen      atomic.Pointer[snapshot] // the latest answer to a watch; its content never changes; nil before the first
-	watchdogs atomic.Bool              // whether, according to seen, the supervisor supports watchdogs
+	// seen is the latest answer to a watch; its content never changes; nil before the first
+	seen     atomic.Pointer[snapshot]
+	features atomic.Pointer[runtime.Features] // of the supervisor that sent seen; nil before the first
 }
 
 var _ runtime.Runtime = (*Client)(nil)
@@ -78,7 +79,15 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Start can also return ErrUnreachable.
 func (c *Client) Start(ctx context.Context, spec runtime.Spec) error {
-	err := c.call(ctx, http.MethodPost, startPath, localSpec{spec.Process, c.confine(spec.Isolation, spec.ID)}, nil)
+	path := startPath
+	if spec.Container != nil {
+		path = containPath
+	}
+	local := localSpec{spec.Process, c.confine(spec.Isolation, spec.ID), spec.Container}
+	err := c.call(ctx, http.MethodPost, path, local, nil)
+	if errors.Is(err, errUnknownPath) {
+		return runtime.ErrTooOld
+	}
 	if err == nil {
 		c.commands.reopen(spec.ID)
 	}
@@ -148,8 +157,13 @@ func (c *Client) Ping(ctx context.Context) error {
 	return err
 }
 
-// Watchdogs implements runtime.Runtime.
-func (c *Client) Watchdogs() bool { return c.watchdogs.Load() }
+// Features implements runtime.Runtime.
+func (c *Client) Features() runtime.Features {
+	if known := c.features.Load(); known != nil {
+		return *known
+	}
+	return runtime.Features{}
+}
 
 func (c *Client) poll(ctx context.Context, cursor uint64) (snapshot, error) {
 	for {
@@ -171,7 +185,7 @@ func (c *Client) poll(ctx context.Context, cursor uint64) (snapshot, error) {
 		}
 		all := snap.over(base)
 		c.seen.Store(&all)
-		c.watchdogs.Store(all.Watchdogs)
+		c.features.Store(&runtime.Features{Watchdogs: all.Watchdogs, Containers: all.Containers})
 		return all, nil
 	}
 }

@@ -85,7 +85,7 @@ func (b *bench) TestWatchdogStops() {
 	spec = b.watched(spec)
 	note := b.renew(0)
 	st := b.startReady(spec)
-	b.failIf(!b.Runtime.Watchdogs(), "the runtime does not say that it knows watchdogs")
+	b.failIf(!b.Runtime.Features().Watchdogs, "the runtime does not say that it knows watchdogs")
 	b.failIf(st.Spec.Watchdog == nil || *st.Spec.Watchdog != *spec.Watchdog, "its watchdog is %+v", st.Spec.Watchdog)
 	b.wantExpired(note)
 	b.wantGone(append(b.pids("pids"), st.PID)...)

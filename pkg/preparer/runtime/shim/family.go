@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"sync"
@@ -24,6 +25,62 @@ const orphanGap = 500 * time.Millisecond
 type family struct {
 	mu  sync.Mutex
 	own map[int]struct{} // pids that are started and not reaped yet
+	// births has, for each container that is being created, when its creation began, in the unit of proc.Stat.Start.
+	// The container's first process is no child of this process at first, and becomes one when runc ends. So reap takes
+	// no child that is younger.
+	births map[*birth]struct{}
+	again  chan struct{} // full when reap must be called although no child has ended
+}
+
+type birth struct{ since uint64 }
+
+func newFamily() family {
+	return family{own: map[int]struct{}{}, births: map[*birth]struct{}{}, again: make(chan struct{}, 1)}
+}
+
+// ticks is how many units of proc.Stat.Start a second has (sysconf(3), _SC_CLK_TCK; the same on all Linux machines).
+const ticks = 100
+
+// expect begins the creation of a container. The creation is over when the returned function is called.
+func (f *family) expect(now proc.Moment) (over func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := &birth{since: uint64(now.Up / (time.Second / ticks))}
+	f.births[b] = struct{}{}
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.births, b)
+		select {
+		case f.again <- struct{}{}: // for the orphans that reap has left meanwhile
+		default:
+		}
+	}
+}
+
+// adopt makes a process, which has become a child of this process during its creation, one of its own.
+func (f *family) adopt(pid int) (*child, error) {
+	f.mu.Lock()
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err == nil {
+		f.own[pid] = struct{}{}
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("open process %d: %w", pid, err)
+	}
+	c, err := f.identify(pid, pidfd)
+	if err == nil {
+		var st proc.Stat
+		if st, err = proc.ReadStat(pid); err == nil && st.PPID != os.Getpid() {
+			err = fmt.Errorf("process %d is a child of %d, and not of this supervisor", pid, st.PPID)
+		}
+	}
+	if err != nil {
+		f.forget(pid)
+		return nil, err
+	}
+	return c, nil
 }
 
 // fork starts a stub with the given files as its descriptors from 0 on.
@@ -76,6 +133,10 @@ func (f *family) reapOrphans(ctx context.Context, sc *proc.Scanner, log func(err
 			if err := f.reap(sc); err != nil {
 				log(err)
 			}
+		case <-f.again:
+			if err := f.reap(sc); err != nil {
+				log(err)
+			}
 		case <-ctx.Done():
 			return
 		}
@@ -91,8 +152,12 @@ func (f *family) reap(sc *proc.Scanner) error {
 	self := os.Getpid()
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	oldest := uint64(math.MaxUint64)
+	for b := range f.births {
+		oldest = min(oldest, b.since)
+	}
 	for _, st := range table {
-		if _, mine := f.own[st.PID]; mine || st.PPID != self || !st.Dead() {
+		if _, mine := f.own[st.PID]; mine || st.PPID != self || !st.Dead() || st.Start >= oldest {
 			continue
 		}
 		if _, err := unix.Wait4(st.PID, nil, unix.WNOHANG, nil); err != nil && !errors.Is(err, unix.ECHILD) &&

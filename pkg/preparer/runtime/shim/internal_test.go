@@ -258,7 +258,7 @@ func TestSpecsAreWrittenAsBefore(t *testing.T) {
 		t.Errorf("read with the cgroup %q, %v:\n%s", read.cgroup(), read.validate(), diff)
 	}
 	client := Client{cfg: ClientConfig{Cgroup: "/c"}}
-	sent, err := json.Marshal(localSpec{asked.Process, client.confine(asked.Isolation, asked.ID)})
+	sent, err := json.Marshal(localSpec{Process: asked.Process, Isolation: client.confine(asked.Isolation, asked.ID)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +278,7 @@ func TestSpecsAreWrittenAsBefore(t *testing.T) {
 		`directory "cgroup" is`:    {Cgroup: "cgroup"},
 		"pids 5) are not valid wi": {Isolation: runtime.Isolation{PIDs: 5}},
 	} {
-		if err := (localSpec{asked.Process, &c}).validate(); !errors.Is(err, runtime.ErrInvalid) ||
+		if err := (localSpec{Process: asked.Process, Isolation: &c}).validate(); !errors.Is(err, runtime.ErrInvalid) ||
 			!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("got %v, want an error with %q and what is allowed", err, want)
 		}

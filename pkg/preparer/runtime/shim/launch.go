@@ -23,7 +23,7 @@ func openStdio(spec localSpec) (stdio [3]*os.File, err error) {
 	}
 	log, err := os.OpenFile(spec.LogPath, os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o640)
 	if err == nil {
-		err = logfile.Share(log, spec.asked().Isolation)
+		err = logfile.Share(log, spec.sharesLogWith())
 	}
 	stdio = [3]*os.File{null, log, log}
 	if err != nil {
@@ -40,6 +40,9 @@ func closeStdio(stdio [3]*os.File) { _, _ = stdio[0].Close(), stdio[1].Close() }
 // process of the program runs. After recalled has ended, it does not wait much longer for the stub.
 func (p *process) launch(recalled context.Context) (*child, error) {
 	spec := p.current().Spec
+	if spec.Container != nil {
+		return p.launchContainer(recalled, spec)
+	}
 	stdio, err := openStdio(spec)
 	if err != nil {
 		return nil, err

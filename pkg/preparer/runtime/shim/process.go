@@ -35,6 +35,8 @@ type process struct {
 	recall  context.CancelFunc // makes the run loop check the desired state
 	stable  time.Duration      // Stable of the request that ended the last run; only the run loop uses it
 
+	sweeping sync.Mutex // held while an ended container is removed
+
 	limits sync.Mutex // held from reading the desired limits until the cgroup has them
 
 	write sync.Mutex // held from reading rec until the change of rec is on the disk
@@ -182,15 +184,25 @@ func (p *process) begin(c *child) {
 	}
 	p.ended = ended
 	p.recall = p.sup.tend(func(ctx, recalled context.Context) {
-		defer close(ended)
-		p.runLoop(ctx, recalled, c)
+		left := p.runTo(ctx, recalled, c, ended)
+		p.tidy(ctx, left)
 	})
 	p.kept(p.recall)
+}
+
+// runTo closes ended when the run loop has ended. It returns the id of the container that is left.
+func (p *process) runTo(ctx, recalled context.Context, c *child, ended chan<- struct{}) (left string) {
+	defer close(ended)
+	p.runLoop(ctx, recalled, c)
+	return p.current().Container
 }
 
 // runLoop returns when the process is stopped, or has ended and is not started again. When ctx ends, it returns and
 // leaves the process running. recalled ends when ctx ends, or when the process must stop.
 func (p *process) runLoop(ctx, recalled context.Context, c *child) {
+	if c == nil && !p.quell(ctx) { // an earlier supervisor may have left a half-made container
+		return
+	}
 	for ctx.Err() == nil {
 		switch {
 		case c != nil:
@@ -397,6 +409,7 @@ func (p *process) removeCgroup(c *child) {
 // If recalled ends first, pause returns false.
 func (p *process) pause(recalled context.Context) bool {
 	rec := p.current()
+	p.tidy(recalled, rec.Container)
 	delay := rec.Spec.Restart.Delay(rec.ShortRuns, p.sup.cfg.RestartDelay, p.sup.cfg.MaxRestartDelay)
 	return delay == 0 || wait.Pause(recalled, delay) == nil
 }

@@ -13,6 +13,7 @@ import (
 // only added, unknown fields are ignored, and a changed meaning gets a new path.
 const (
 	startPath   = "/v1/start"   // POST localSpec
+	containPath = "/v1/contain" // POST localSpec with a container, which an older supervisor would ignore
 	stopPath    = "/v1/stop"    // POST target; answers when no process of the target runs
 	restartPath = "/v1/restart" // POST runtime.RestartRequest; answers when the restart is under way
 	relimitPath = "/v1/relimit" // POST runtime.LimitRequest; answers when the running process has the limits
@@ -40,6 +41,8 @@ type snapshot struct {
 	Base uint64 `json:"base,omitempty"`
 	// Watchdogs: the supervisor supports watchdogs. An older supervisor drops the field Watchdog from specifications.
 	Watchdogs bool `json:"watchdogs,omitempty"`
+	// Containers: the supervisor supports containers.
+	Containers bool `json:"containers,omitempty"`
 }
 
 // over applies the changes in s to the snapshot base.
@@ -57,7 +60,9 @@ func (s snapshot) over(base snapshot) snapshot {
 		}
 		rest = rest[i:]
 	}
-	return snapshot{Processes: append(all, rest...), Cursor: s.Cursor, Watchdogs: s.Watchdogs}
+	return snapshot{
+		Processes: append(all, rest...), Cursor: s.Cursor, Watchdogs: s.Watchdogs, Containers: s.Containers,
+	}
 }
 
 // If the sorted list does not have the process, search returns where it belongs.

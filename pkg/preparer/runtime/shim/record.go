@@ -25,6 +25,10 @@ type record struct {
 	Boot      string    `json:"boot,omitempty"`  // id of the machine's boot in which the process last ran
 	StartedAt time.Time `json:"started_at,omitzero"`
 
+	// Container is the id of the container that was created last, until all of it is removed. If PID is zero, it may be
+	// half made. Empty: there is none.
+	Container string `json:"container,omitempty"`
+
 	Starts    int       `json:"starts,omitempty"`     // since the last Start call
 	ShortRuns int       `json:"short_runs,omitempty"` // in a row, each shorter than StableAfter
 	LastExit  *pod.Exit `json:"last_exit,omitempty"`

@@ -73,7 +73,11 @@ func (p *process) accept(ctx context.Context, spec localSpec) (retry <-chan stru
 		return p.ended, nil
 	}
 	err = p.commit(runtime.Starting, "",
-		func(r *record) { *r = record{Spec: spec, Desired: wantRun, Boot: p.sup.boot, LastExit: r.LastExit} })
+		func(r *record) {
+			*r = record{
+				Spec: spec, Desired: wantRun, Boot: p.sup.boot, LastExit: r.LastExit, Container: r.Container,
+			}
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +162,7 @@ func (s *supervisor) ping(ctx context.Context) error {
 }
 
 // remove forgets a stopped or exited process.
-func (s *supervisor) remove(id string) error {
+func (s *supervisor) remove(ctx context.Context, id string) error {
 	p := s.find(id)
 	if p == nil {
 		return nil
@@ -175,6 +179,10 @@ func (s *supervisor) remove(id string) error {
 			<-p.ended // returns soon, because the run loop has nothing left to do
 		} else if now.Desired != wantStop || !closed(p.ended) {
 			return fmt.Errorf("remove %s: %w", id, runtime.ErrNotStopped)
+		}
+		p.abandon(ctx)
+		if ctx.Err() != nil {
+			return errLeaving
 		}
 		p.write.Lock()
 		err := s.records.Forget(id)

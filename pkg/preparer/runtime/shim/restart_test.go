@@ -154,4 +154,9 @@ func TestRestartByAnOlderSupervisor(t *testing.T) {
 	if err := c.Restart(t.Context(), runtime.RestartRequest{ID: "a"}); !errors.Is(err, runtime.ErrTooOld) {
 		t.Errorf("restart: %v, want ErrTooOld", err)
 	}
+	// It would run the command of a container outside of it.
+	contained := runtime.Spec{Process: runtime.Process{ID: "a"}, Container: &runtime.Container{Config: []byte("{}")}}
+	if err := c.Start(t.Context(), contained); !errors.Is(err, runtime.ErrTooOld) {
+		t.Errorf("start of a container: %v, want ErrTooOld", err)
+	}
 }

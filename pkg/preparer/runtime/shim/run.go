@@ -62,6 +62,9 @@ func (c *Client) Exec(ctx context.Context, id string, command []string, streams 
 	if err != nil {
 		return runtime.Exit{}, fmt.Errorf("run a command beside %s: %w", id, err)
 	}
+	if spec.Container != nil {
+		return runtime.Exit{}, fmt.Errorf("run a command beside %s: %w: it is a container", id, runtime.ErrNotStarted)
+	}
 	return oneshot.Run(ctx, oneshot.Command{
 		Argv: command, Env: spec.Env, Dir: spec.Dir, Isolation: spec.Isolation, Streams: streams, LockFile: lock,
 	})

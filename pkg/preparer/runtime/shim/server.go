@@ -15,12 +15,13 @@ import (
 func (s *supervisor) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+startPath, post(s, s.start))
+	mux.HandleFunc("POST "+containPath, post(s, s.start))
 	mux.HandleFunc("POST "+stopPath, post(s, func(ctx context.Context, t target) error { return s.stop(ctx, t.ID) }))
 	mux.HandleFunc("POST "+restartPath,
 		post(s, func(_ context.Context, ask runtime.RestartRequest) error { return s.restart(ask) }))
 	mux.HandleFunc("POST "+relimitPath,
 		post(s, func(_ context.Context, to runtime.LimitRequest) error { return s.relimit(to) }))
-	mux.HandleFunc("POST "+removePath, post(s, func(_ context.Context, t target) error { return s.remove(t.ID) }))
+	mux.HandleFunc("POST "+removePath, post(s, func(ctx context.Context, t target) error { return s.remove(ctx, t.ID) }))
 	mux.HandleFunc("GET "+pingPath,
 		func(w http.ResponseWriter, r *http.Request) { s.answer(w, nil, s.ping(r.Context())) })
 	mux.HandleFunc("GET "+watchPath, func(w http.ResponseWriter, r *http.Request) {

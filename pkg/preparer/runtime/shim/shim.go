@@ -13,6 +13,8 @@ package shim
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -22,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/internal/listen"
+	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/runc"
 )
 
 // Errors that a caller can test for, besides the errors of package runtime.
@@ -52,6 +55,12 @@ type Config struct {
 	StableAfter     time.Duration // a run of this length is not short, and resets the pause
 	LogCheck        time.Duration // between two checks of the sizes of all log files
 
+	Runc      string // program that makes containers; looked for on PATH
+	RuncState string // directory of its state, below /run, so that a boot empties it; see defaultRuncState
+
+	// Step, if it is not nil, is called before each step of the start and the removal of a container. It is for tests.
+	Step func(name string)
+
 	// KillAll, when it is closed, makes Serve kill every process at once and return. It is for development, because
 	// there no process may outlive the terminal. The records stay, so a later Serve starts the processes again.
 	KillAll <-chan struct{}
@@ -64,10 +73,21 @@ func (c Config) withDefaults() Config {
 	c.MaxRestartDelay = cmp.Or(c.MaxRestartDelay, 30*time.Second)
 	c.StableAfter = cmp.Or(c.StableAfter, 10*time.Second)
 	c.LogCheck = cmp.Or(c.LogCheck, time.Second)
+	c.Runc = cmp.Or(c.Runc, runc.DefaultProgram)
+	c.RuncState = cmp.Or(c.RuncState, defaultRuncState(c.Dir))
+	if c.Step == nil {
+		c.Step = func(string) {}
+	}
 	if c.Log == nil {
 		c.Log = func(string, map[string]any) {}
 	}
 	return c
+}
+
+// defaultRuncState is the same for each supervisor in a directory, and differs between the nodes of one machine.
+func defaultRuncState(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return "/run/rcfarm-" + hex.EncodeToString(sum[:8])
 }
 
 // Serve is the supervisor. When the context ends, it returns nil, and leaves every process running for the next

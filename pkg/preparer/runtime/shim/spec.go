@@ -15,15 +15,25 @@ type localSpec struct {
 
 	// nil: the process runs as the supervisor's user, without limits
 	Isolation *confine.Confinement `json:"isolation,omitempty"`
+	// nil: the process runs without a container
+	Container *runtime.Container `json:"container,omitempty"`
 }
 
 // asked returns the Spec that the preparer sent.
 func (l localSpec) asked() runtime.Spec {
-	wanted := runtime.Spec{Process: l.Process}
+	wanted := runtime.Spec{Process: l.Process, Container: l.Container}
 	if l.Isolation != nil {
 		wanted.Isolation = &l.Isolation.Isolation
 	}
 	return wanted
+}
+
+// sharesLogWith returns an isolation with the group that may write to the log.
+func (l localSpec) sharesLogWith() *runtime.Isolation {
+	if l.Container != nil {
+		return &runtime.Isolation{GID: l.Container.GID}
+	}
+	return l.asked().Isolation
 }
 
 func (l localSpec) validate() error {
@@ -35,11 +45,19 @@ func (l localSpec) validate() error {
 			return fmt.Errorf("%w: %w", runtime.ErrInvalid, err)
 		}
 	}
-	return nil
+	if l.Container == nil {
+		return nil
+	}
+	if l.cgroup() == "" {
+		return fmt.Errorf("%w: container: not valid without an isolation that has a cgroup; allowed: none",
+			runtime.ErrInvalid)
+	}
+	return l.Container.Validate(l.cgroup())
 }
 
 func (l localSpec) same(other localSpec) bool {
-	return l.Process.Same(other.Process) && reflect.DeepEqual(l.Isolation, other.Isolation)
+	return l.Process.Same(other.Process) && reflect.DeepEqual(l.Isolation, other.Isolation) &&
+		reflect.DeepEqual(l.Container, other.Container)
 }
 
 func (l localSpec) cgroup() string {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -48,6 +49,8 @@ type supervisor struct {
 	// tend starts a run loop with two contexts: the supervisor's, and one that the returned function ends.
 	tend func(loop func(ctx, recalled context.Context)) context.CancelFunc
 
+	creating chan struct{} // has an element for each container that is being created
+
 	instance uint64 // upper half of every cursor; differs between supervisors
 
 	mu      sync.Mutex
@@ -69,7 +72,8 @@ func newSupervisor(cfg Config) (*supervisor, error) {
 	}
 	s := &supervisor{
 		cfg: cfg, records: recordsIn(filepath.Join(cfg.Dir, stateName)), boot: boot,
-		family:   family{own: map[int]struct{}{}},
+		family:   newFamily(),
+		creating: make(chan struct{}, max(leastCreating, 2*goruntime.NumCPU())),
 		instance: newInstance(),
 		procs:    map[string]*process{}, wake: make(chan struct{}),
 		dogs: wait.NewSignal(), reads: map[string]chan note{},
@@ -121,12 +125,18 @@ func (s *supervisor) recover(rec record) (*child, runtime.Phase, error) {
 				return nil, "", err
 			}
 		}
-		p.Cgroup, p.Mark = rec.Spec.cgroup(), s.mark(rec.Spec)
+		p.Cgroup, p.Mark, p.Contained = rec.Spec.cgroup(), s.mark(rec.Spec), rec.Spec.Container != nil
 		c := &child{Process: p}
+		if p.Contained && !c.Exited() && !begun(p.PID) {
+			c.Close()
+			return nil, runtime.Starting, nil // its run loop ends it, and makes another
+		}
 		if c.Exited() {
 			return c, runtime.Backoff, nil // its run loop kills the processes that it left behind
 		}
 		return c, runtime.Running, nil
+	case rec.Container != "" && !rec.Done:
+		return nil, runtime.Starting, nil // a part of it may exist; its run loop removes that, even if it must stop
 	case rec.Desired == wantStop:
 		return nil, runtime.Stopped, nil
 	case rec.Done:
@@ -210,6 +220,9 @@ func (s *supervisor) beginAll() {
 		case p.phase == runtime.Stopped, p.phase == runtime.Exited:
 			p.ended, p.recall = make(chan struct{}), func() {}
 			close(p.ended)
+			if id := p.current().Container; id != "" {
+				s.tend(func(ctx, _ context.Context) { p.tidy(ctx, id) })
+			}
 		default:
 			if p.child != nil && !p.child.Exited() {
 				p.log("process taken over", map[string]any{"pid": p.child.PID})
@@ -263,6 +276,7 @@ func (s *supervisor) killAll(ctx context.Context) {
 			}
 			p.child.status("")
 			p.removeCgroup(p.child)
+			p.tidy(ctx, p.current().Container)
 			if p.child.Cgroup != "" {
 				isolate.Prune(filepath.Dir(p.child.Cgroup))
 			}
@@ -335,7 +349,7 @@ func (s *supervisor) watch(ctx context.Context, cursor, base uint64) (snap snaps
 		_ = wait.Pause(ctx, s.gap(time.Now()))
 	}
 	procs, snap := s.since(base) // before the states are read: a change in between is sent twice
-	snap.Processes, snap.Watchdogs = []localStatus{}, true
+	snap.Processes, snap.Watchdogs, snap.Containers = []localStatus{}, true, true
 	for _, p := range procs {
 		if st, ok := p.status(); ok {
 			snap.Processes = append(snap.Processes, st)

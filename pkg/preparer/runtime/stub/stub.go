@@ -39,6 +39,8 @@ type Order struct {
 	// Guarded: the program is killed when its parent ends, even if it has another user. Without isolation, it keeps its
 	// parent's capabilities.
 	Guarded bool `json:"guarded,omitempty"`
+	// Privileged: without isolation, the program keeps its parent's capabilities, because it makes containers.
+	Privileged bool `json:"privileged,omitempty"`
 }
 
 func init() {
@@ -70,7 +72,7 @@ func become() {
 		err = confine.Apply(o.Isolation, tie)
 	case o.Guarded:
 		err = tie()
-	default:
+	case !o.Privileged:
 		err = confine.DropCapabilities()
 	}
 	if err != nil {
