@@ -32,8 +32,11 @@ import (
 // it is given up.
 const leastCreating = 4
 
-// createWait bounds the creation of a container.
-const createWait = 30 * time.Second
+// createWait bounds the creation of a container. startWait is how long runc start may take after it is unwanted.
+const (
+	createWait = 30 * time.Second
+	startWait  = time.Second
+)
 
 // The steps of a container's start, in their order, and of its removal; see Config.Step.
 const (
@@ -181,7 +184,7 @@ func (p *process) runCreator(
 }
 
 // forkCreator starts a stub in a mount namespace of its own, in which the container's files are mounted. The namespace
-// is that of a thread, which ends. So no mount is left when the stub has ended, even if this process is killed.
+// belongs to a thread, which ends. So no mount is left when the stub has ended, even if this process is killed.
 func (p *process) forkCreator(with *runtime.Container, stdio [3]*os.File) (c *child, s *stub.Started, err error) {
 	done := make(chan struct{})
 	var fork func()
@@ -260,7 +263,11 @@ func (p *process) startContainer(ctx context.Context, spec localSpec, r *runc.Ru
 	}
 	c.before = isolate.MemoryOf(c.Cgroup)
 	p.sup.cfg.Step(stepStart)
-	if err := r.Start(ctx, id); err != nil {
+	// The program begins before runc start ends. A stop that comes in between is to give it the stop signal.
+	unhurried, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), createWait, runc.ErrTimeout)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(startWait, cancel) })()
+	if err := r.Start(unhurried, id); err != nil {
 		return err
 	}
 	p.sup.cfg.Step(stepStarted)

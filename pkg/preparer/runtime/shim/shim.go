@@ -6,6 +6,21 @@
 // any instant (R12): the disk has a record of every process that runs, and the next supervisor finds them all. Programs
 // write directly to their log files, and continue to run without a supervisor.
 //
+// # Containers
+//
+// A process with a Container is the first process of a container, which runc makes. runc does not stay: the process is
+// a child of the supervisor, as others are. A start has these steps:
+//
+//  1. The record gets the container's id. From now on, the next supervisor knows that a container may be half made.
+//  2. The container's directory is made anew. A thread mounts the layers in a mount namespace of its own and starts a
+//     stub there, which is moved to a cgroup beside the container's. Then it becomes runc create.
+//  3. The record gets the pid of the container's first process. The container's cgroup gets its limits.
+//  4. runc start lets the process become its program.
+//
+// A supervisor that finds a container which was not started kills it by its cgroups, removes it and makes another. One
+// that runs is taken over. A stop needs no runc: the signal goes to the first process, the kill to the cgroup. What is
+// left of a container is removed after the stop is confirmed. If that fails, the next start or removal does it.
+//
 // A service manager that stops the preparer must not kill the supervisor. Under systemd, the unit has KillMode=process
 // for this reason.
 package shim

@@ -81,6 +81,7 @@ func TestStopAfterGrace(t *testing.T) {
 		n.start(t)
 		n.says(t, "up 1")
 		n.says(t, "child up")
+		n.await(t, "running", running)
 		must(t, n.Stop(t.Context(), n.spec.ID))
 		if members, err := isolate.Members(filepath.Join(unified, n.spec.ID)); err != nil || len(members) > 0 {
 			t.Errorf("%s: after the stop there are %d, %v", k, members, err)
@@ -122,7 +123,7 @@ func TestWithoutRunc(t *testing.T) {
 func TestWatchdog(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, mapped, func(n *node, _ *container.Input) {
-		n.spec.Watchdog = &runtime.Watchdog{Note: filepath.Join(n.root, "note"), Timeout: time.Second}
+		n.spec.Watchdog = &runtime.Watchdog{Note: filepath.Join(n.root, "note"), Timeout: 10 * time.Second}
 	}, "serve")
 	n.start(t)
 	n.says(t, "bye\n")

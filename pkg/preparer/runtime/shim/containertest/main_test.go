@@ -306,7 +306,8 @@ func (n *node) end(t *testing.T) {
 	}
 	n.killSupervisors(t)
 	for _, pattern := range []string{
-		"/sys/fs/cgroup/*" + parent + "/" + n.spec.ID + "*", n.spec.Container.Dir, n.State + "/*", n.Dir + "/state/*",
+		"/sys/fs/cgroup/*" + parent + "/" + n.spec.ID, "/sys/fs/cgroup/*" + parent + "/" + n.spec.ID + "@*",
+		n.spec.Container.Dir, n.State + "/*", n.Dir + "/state/*",
 	} {
 		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
 			t.Errorf("left: %q, %v", left, err)

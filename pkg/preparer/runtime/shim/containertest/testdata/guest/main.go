@@ -11,6 +11,9 @@ import (
 	"syscall"
 )
 
+// variable is in the environment of the tests' image.
+const variable = "GUEST"
+
 func main() {
 	if len(os.Args) < 2 {
 		fail("no command")
@@ -61,7 +64,7 @@ func main() {
 		fmt.Println("hosts", strings.TrimSpace(string(hosts)), err)
 	case "say": // and end with the status
 		fmt.Println(strings.Join(args, " "))
-		fmt.Fprintln(os.Stderr, os.Getuid(), os.Getenv("GUEST"), cwd())
+		fmt.Fprintln(os.Stderr, os.Getuid(), os.Getenv(variable), cwd())
 	case "nap": // leaves a child that has another parent than this process
 		spawn("deaf")
 		wait()
