@@ -123,7 +123,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 	node := app.PreparerConfig{
 		Common: common, Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
 		Isolation: app.IsolationAuto, UserRange: app.DefaultUserRange,
-		Images: app.ImageConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, PullDeadline: time.Second},
+		ContainerUserRange: app.DefaultContainerUserRange,
+		Images:             app.ImageConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, PullDeadline: time.Second},
 		Artifacts: artifact.Config{
 			CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second,
 		},

@@ -82,7 +82,7 @@ func FarmCommand(start func(FarmConfig) error) *cli.App {
 func PreparerCommand(start func(PreparerConfig) error, supervisor func(SupervisorConfig) error) *cli.App {
 	hostname, _ := os.Hostname() // NewPreparer checks the flag, also its default
 	var cfg PreparerConfig
-	var labels, cas, tokens, plain cli.StringSlice
+	var labels, cas, tokens, plain, capabilities cli.StringSlice
 	return &cli.App{
 		Name: "preparer", Version: Version, Usage: "run the pods of this node",
 		Description: "Example:\n   preparer --node web-17 --address 10.0.3.17 --label rack=a --label disk=ssd " +
@@ -174,6 +174,12 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 					"while pods can write to Consul. off: pods run as the preparer's user"),
 			textFlag(&cfg.UserRange, "user-range", DefaultUserRange,
 				"`FIRST-LAST` user and group numbers; each pod gets one of them"),
+			textFlag(&cfg.ContainerUserRange, "container-user-range", DefaultContainerUserRange,
+				"`FIRST-LAST` user and group numbers; the containers of each pod get a block of 65536 of them"),
+			&cli.StringSliceFlag{
+				Name: "allow-capability", Destination: &capabilities,
+				Usage: "`NAME` of a capability that manifests may add to a container, such as NET_ADMIN; may be repeated",
+			},
 			boolFlag(&cfg.AllowRoot, "allow-root-pods", false, "start pods whose manifests say user: root"),
 			countFlag(&cfg.PortsMax, "port-max", 29999, "last port of that range, not below --port-min"),
 			textFlag(&cfg.TrustPolicy, "trust-policy", "",
@@ -190,7 +196,7 @@ func PreparerCommand(start func(PreparerConfig) error, supervisor func(Superviso
 		),
 		OnUsageError: onUsageError, ExitErrHandler: exitNowhere,
 		Action: flagsAlone(func() error {
-			cfg.Labels = labels.Value()
+			cfg.Labels, cfg.Capabilities = labels.Value(), capabilities.Value()
 			cfg.Images.CAs, cfg.Images.TokenFiles, cfg.Images.PlainHTTP = cas.Value(), tokens.Value(), plain.Value()
 			return start(cfg)
 		}),

@@ -17,6 +17,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/overlay"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime/runc"
 )
 
@@ -93,8 +94,11 @@ func (c *ImageConfig) open(dir string, reserve int64) (*image.Store, error) {
 	})
 }
 
-// probeContainers finds out what this machine can do with images. dir is for trials, and made if it is missing.
-func probeContainers(ctx context.Context, dir string, log obs.Logger) (can node.Containers) {
+// probeContainers finds out what this machine can do with images. dir is for trials, and made if it is missing. cgroup
+// is as in PreparerConfig.isolation.
+func probeContainers(
+	ctx context.Context, dir string, in install.Isolation, cgroup string, log obs.Logger,
+) (can node.Containers) {
 	defer func() {
 		log = log.WithFields(obs.Fields{"runc": can.Runc, "idmapped_layers": can.Idmapped})
 		if len(can.Lacks) > 0 {
@@ -103,6 +107,12 @@ func probeContainers(ctx context.Context, dir string, log obs.Logger) (can node.
 	}()
 	if os.Getuid() != 0 {
 		return node.Containers{Lacks: []string{"no root: the preparer runs as another user; start it as root"}}
+	}
+	if in.Users == (install.UserRange{}) {
+		can.Lacks = append(can.Lacks, "no users of their own for pods: see --isolation and --user-range")
+	}
+	if cgroup == "" {
+		can.Lacks = append(can.Lacks, "no cgroups: see --isolation, and mount cgroup v2")
 	}
 	version, err := runcVersion(ctx)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/obs"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
 func TestImageConfig(t *testing.T) {
@@ -58,16 +60,22 @@ func TestProbeContainers(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir = filepath.Join(dir, "images")
-		if can := probeContainers(t.Context(), dir, log); can.Runc == "" || len(can.Lacks) > 0 || !can.Idmapped {
+		isolated := install.Isolation{Users: install.UserRange{First: 2000, Last: 3000}}
+		can := probeContainers(t.Context(), dir, isolated, "/cgroup", log)
+		if can.Runc == "" || len(can.Lacks) > 0 || !can.Idmapped {
 			t.Errorf("%+v; this test needs root, runc, overlayfs, and Linux 5.19", can)
 		}
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("left: %v, %v", left, err)
 		}
 		t.Setenv("PATH", t.TempDir())
-		can := probeContainers(t.Context(), "/proc/no-directory", log)
-		if len(can.Lacks) != 2 || !strings.Contains(can.Lacks[0], "install runc 1.1.5 or newer") ||
-			!strings.HasPrefix(can.Lacks[1], "no overlay mounts: ") || can.Runc != "" || can.Idmapped {
+		can = probeContainers(t.Context(), "/proc/no-directory", install.Isolation{}, "", log)
+		for _, part := range []string{"no users of their own", "no cgroups", "install runc 1.1.5 or newer", "no overlay mounts: "} {
+			if !slices.ContainsFunc(can.Lacks, func(lack string) bool { return strings.Contains(lack, part) }) {
+				t.Errorf("%q does not name %q", can.Lacks, part)
+			}
+		}
+		if len(can.Lacks) != 4 || can.Runc != "" || can.Idmapped {
 			t.Errorf("%+v", can)
 		}
 	})

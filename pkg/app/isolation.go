@@ -33,33 +33,49 @@ const (
 // systemd gives to containers (systemd's UIDS-GIDS document).
 const DefaultUserRange = "1900000000-1900065535"
 
+// DefaultContainerUserRange has 2,249 blocks above DefaultUserRange.
+const DefaultContainerUserRange = "2000027648-2147418111"
+
 // Some programs read numbers above maxUser as negative numbers.
 const (
 	minUser = 1000
 	maxUser = 1<<31 - 2
 )
 
-func (p *PreparerConfig) users(errs *field.Errors) install.UserRange {
+// ranges returns the numbers of pods' users, and the blocks of numbers of containers' users.
+func (p *PreparerConfig) ranges(errs *field.Errors) (users, blocks install.UserRange) {
 	switch p.Isolation {
 	case IsolationAuto, IsolationOn, IsolationOff:
 	default:
 		errs.Add("isolation", p.Isolation, "auto, on, off")
 	}
-	low, high, _ := strings.Cut(p.UserRange, "-")
-	first, err := strconv.Atoi(low)
-	last, err2 := strconv.Atoi(high)
-	if errors.Join(err, err2) != nil || first < minUser || last > maxUser || first > last {
+	parse := func(text string) (r install.UserRange, ok bool) {
+		low, high, _ := strings.Cut(text, "-")
+		first, err := strconv.Atoi(low)
+		last, err2 := strconv.Atoi(high)
+		return install.UserRange{First: first, Last: last},
+			errors.Join(err, err2) == nil && first >= minUser && last <= maxUser && first <= last
+	}
+	users, ok := parse(p.UserRange)
+	if !ok {
 		errs.Add("user-range", p.UserRange,
 			fmt.Sprintf("two numbers from %d to %d, the lower first, such as %s", minUser, maxUser, DefaultUserRange))
 	}
-	return install.UserRange{First: first, Last: last}
+	const size = install.BlockSize
+	all, ok := parse(p.ContainerUserRange)
+	if !ok || all.First%size != 0 || (all.Last+1)%size != 0 || all.First <= users.Last && users.First <= all.Last {
+		errs.Add("container-user-range", p.ContainerUserRange, fmt.Sprintf("blocks of %d numbers: the first number "+
+			"and the one after the last are multiples of %d; outside --user-range, such as %s", size, size,
+			DefaultContainerUserRange))
+	}
+	return users, install.UserRange{First: all.First / size, Last: all.Last / size}
 }
 
 // isolation returns which parts of the configured isolation this host supports, and logs the missing ones once. cgroup
 // is the parent in which the runtime limits processes; empty: it cannot limit them.
 func (p *PreparerConfig) isolation(dir string, log obs.Logger) (in install.Isolation, cgroup string, err error) {
 	var errs field.Errors
-	users := p.users(&errs)
+	users, blocks := p.ranges(&errs)
 	if err := errs.Err(); err != nil || p.Isolation == IsolationOff {
 		return in, "", err
 	}
@@ -72,6 +88,9 @@ func (p *PreparerConfig) isolation(dir string, log obs.Logger) (in install.Isola
 		without = append(without, openDir(dir, &in)...)
 	}
 	in.AllowRoot = p.AllowRoot
+	if in.Users == users && host.Mapped(blocks.First*install.BlockSize, (blocks.Last+1)*install.BlockSize-1) {
+		in.Blocks = blocks
+	}
 	if len(without) == 0 {
 		return in, cgroup, nil
 	}
@@ -163,7 +182,9 @@ func passable(dir string) error {
 // because the preparer then needs none.
 func CanHaveUsers() bool {
 	errs := field.Errors{}
-	all := (&PreparerConfig{Isolation: IsolationAuto, UserRange: DefaultUserRange}).users(&errs)
+	all, _ := (&PreparerConfig{
+		Isolation: IsolationAuto, UserRange: DefaultUserRange, ContainerUserRange: DefaultContainerUserRange,
+	}).ranges(&errs)
 	return os.Getuid() != 0 || isolate.Mapped(all.First, all.Last)
 }
 

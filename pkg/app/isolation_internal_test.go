@@ -24,7 +24,7 @@ func TestIsolationOfThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := PreparerConfig{Node: "n1", Isolation: IsolationAuto, UserRange: DefaultUserRange}
+	node := PreparerConfig{Node: "n1", Isolation: IsolationAuto, UserRange: DefaultUserRange, ContainerUserRange: DefaultContainerUserRange}
 	host := isolate.Probe(cgroupName(node.Node, dir))
 	defer func() {
 		if host.Cgroup != "" {
@@ -157,7 +157,8 @@ func TestFailedPreparerLeavesNothing(t *testing.T) {
 				},
 				Node: "n1", Address: "127.0.0.1", Slots: 1, ReserveCPU: 1, PortsMin: 1, PortsMax: 2,
 				KeepStopped: time.Hour,
-				Isolation:   IsolationAuto, UserRange: DefaultUserRange, API: nodeapi.Config{Addr: "off"},
+				Isolation:   IsolationAuto, UserRange: DefaultUserRange,
+				ContainerUserRange: DefaultContainerUserRange, API: nodeapi.Config{Addr: "off"},
 				Images: ImageConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, PullDeadline: time.Second},
 				Artifacts: artifact.Config{
 					CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second,

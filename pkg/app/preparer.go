@@ -46,7 +46,11 @@ type PreparerConfig struct {
 
 	Isolation string // IsolationAuto, IsolationOn or IsolationOff
 	UserRange string // first-last
-	AllowRoot bool   // manifests may ask for the user root
+	// ContainerUserRange is first-last. The first number is a multiple of install.BlockSize, and so is the one after
+	// the last.
+	ContainerUserRange string
+	Capabilities       []string // that manifests may add to those of a container
+	AllowRoot          bool     // manifests may ask for the user root
 
 	Artifacts artifact.Config // only ReserveBytes may be zero; it holds for images, too
 	Images    ImageConfig
@@ -84,7 +88,7 @@ func (p *PreparerConfig) record() (node.Node, error) {
 			errs.Add("hooks-dir", p.HooksDir, "an existing directory")
 		}
 	}
-	p.users(&errs)
+	p.ranges(&errs)
 	if p.Isolation == IsolationOff && p.ReserveCPU+p.ReserveMemory > 0 {
 		errs.Add("isolation", p.Isolation,
 			"auto or on, with --reserve-cpu or --reserve-memory, because only cgroups can bound pods")
@@ -192,15 +196,6 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	if err := refuseFormer(b.dir); err != nil {
 		return nil, err
 	}
-	imageDir := b.dir.Path("images")
-	can := probeContainers(ctx, imageDir, b.log)
-	record.Containers = &can
-	var images install.Images // nil: the node runs no containers
-	if len(can.Lacks) == 0 {
-		if images, err = cfg.Images.open(imageDir, stored.ReserveBytes); err != nil {
-			return nil, err
-		}
-	}
 	if !onMachine(cfg.Address) {
 		b.log.WithField(obs.Address, cfg.Address).Warn("this machine does not have the address of --address: pods " +
 			"that listen on NODE_ADDRESS cannot start. That is right only if the address is mapped to this machine " +
@@ -225,6 +220,18 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 	err = errors.Join(err, capsErr)
 	if err != nil {
 		return nil, err
+	}
+	imageDir := b.dir.Path("images")
+	can := probeContainers(ctx, imageDir, isolation, cgroup, b.log)
+	record.Containers = &can
+	if !can.Idmapped {
+		isolation.Blocks = install.UserRange{}
+	}
+	var images install.Images // nil: the node runs no containers
+	if len(can.Lacks) == 0 {
+		if images, err = cfg.Images.open(imageDir, stored.ReserveBytes); err != nil {
+			return nil, err
+		}
 	}
 	pods, err := openRuntime(b, cgroup)
 	if err != nil {
@@ -253,7 +260,7 @@ func NewPreparer(ctx context.Context, cfg PreparerConfig) (p *Preparer, err erro
 		Host: install.Host{
 			Dir: b.dir.Path(""), HooksDir: cfg.HooksDir, Isolation: isolation, Artifacts: artifacts,
 			Images: images, NoImages: can.Lacks, PullDeadline: cfg.Images.PullDeadline,
-			Runtime: pods, Trust: policy,
+			Capabilities: cfg.Capabilities, Runtime: pods, Trust: policy,
 		},
 		Node: record, Store: b.store, Cache: artifacts,
 		Services: b.client.Services, Log: b.log.WithField(obs.Node, cfg.Node), Metrics: preparer.NewMetrics(reg),

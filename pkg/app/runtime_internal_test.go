@@ -156,7 +156,8 @@ func TestNoPreparerStartsBesideRunit(t *testing.T) {
 			DebugAddr: "off",
 		},
 		Node: "n1", Address: "127.0.0.1", Slots: 1, PortsMin: 1, PortsMax: 2, KeepStopped: time.Hour,
-		Isolation: IsolationOff, UserRange: DefaultUserRange, API: nodeapi.Config{Addr: "off"},
+		Isolation: IsolationOff, UserRange: DefaultUserRange,
+		ContainerUserRange: DefaultContainerUserRange, API: nodeapi.Config{Addr: "off"},
 		Images: ImageConfig{CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, PullDeadline: time.Second},
 		Artifacts: artifact.Config{
 			CacheBytes: 1, MaxBytes: 1, MaxUnpackedBytes: 1, FetchTimeout: time.Second, StallTimeout: time.Second,

@@ -43,7 +43,7 @@ const (
 // node.
 func (v *Version) env(l *manifest.Launchable) map[string]string {
 	env := map[string]string{envPath: defaultPath, envUserHome: v.n.home(v.ID)}
-	own := v.nodeEnv(l)
+	own := v.seenEnv(l)
 	for name, value := range l.Env {
 		env[name] = manifest.Expand(value, own)
 	}
@@ -53,7 +53,20 @@ func (v *Version) env(l *manifest.Launchable) map[string]string {
 
 // Expand replaces the node's variables in texts of the manifest.
 func (v *Version) Expand(l *manifest.Launchable, texts []string) []string {
-	return manifest.ExpandAll(texts, v.nodeEnv(l))
+	return manifest.ExpandAll(texts, v.seenEnv(l))
+}
+
+// seenEnv is nodeEnv as a launchable's processes see it: in a container, paths are inside.
+func (v *Version) seenEnv(l *manifest.Launchable) map[string]string {
+	env := v.nodeEnv(l)
+	if !l.Artifact.IsImage() {
+		return env
+	}
+	env[envHome], env[envConfig] = insideHome, insideConfig
+	for _, vol := range v.M.Volumes {
+		env[volumeEnvPrefix+manifest.VariableSuffix(vol.Name)] = vol.Path
+	}
+	return env
 }
 
 // nodeEnv returns the node's variables for a pod. The operator's own hooks can rely on the values, because the manifest

@@ -48,7 +48,10 @@ func nodeWithImages(t *testing.T) (n *Node, reg *imagetest.Registry, m *manifest
 		t.Fatal(err)
 	}
 	n = New(Config{
-		Host: Host{Dir: dir, Images: store, Step: func(string) {}}, Address: "127.0.0.1", FetchFailed: func() {},
+		Host: Host{
+			Dir: dir, Images: store, Isolation: Isolation{Blocks: UserRange{First: 30518, Last: 32766}},
+			Step: func(string) {},
+		}, Address: "127.0.0.1", FetchFailed: func() {},
 	}, nil)
 	return n, reg, &manifest.Manifest{ID: "web", Launchables: []manifest.Launchable{{
 		Name: "main", Artifact: manifest.Artifact{

@@ -61,6 +61,7 @@ type Host struct {
 	NoImages  []string // why Images is nil, each with its cure
 	// PullDeadline is how long the pulls of a version may take before the pod's own deadline runs.
 	PullDeadline time.Duration
+	Capabilities []string        // that manifests may add to a container's
 	Runtime      runtime.Runtime // runs hooks
 	Trust        Trust           // nil: every manifest may run
 	LogBytes     int64           // size from which a process's log file is rotated
@@ -85,7 +86,8 @@ type Config struct {
 type Node struct {
 	cfg      Config
 	accounts account.Directory
-	users    users
+	users    users       // numbers for users of pods
+	blocks   users       // blocks of numbers for users of containers
 	litter   wait.Signal // raised when a directory was moved away and must be deleted
 }
 

@@ -19,9 +19,12 @@ import (
 
 // Isolation is how the node isolates its pods. With the zero value, pods run as the preparer's user, without limits.
 type Isolation struct {
-	Users  UserRange // each pod gets a user from this range; zero: all run as the preparer's user
-	Tmp    bool      // each pod has its own /tmp
-	Limits bool      // processes have the limits of their launchable that the runtime supports
+	Users UserRange // each pod gets a user from this range; zero: all run as the preparer's user
+	// Blocks are blocks of numbers, one for the containers of each pod; zero: this node cannot show the files of an
+	// image with other owners.
+	Blocks UserRange
+	Tmp    bool // each pod has its own /tmp
+	Limits bool // processes have the limits of their launchable that the runtime supports
 	// AllowRoot: manifests may ask for the user root.
 	AllowRoot bool
 	// NoUsers is why this preparer, which runs as root, cannot give pods their own users. Processes that need one then
@@ -51,6 +54,11 @@ func (i Isolation) String() string {
 
 func (v *Version) isolation(l *manifest.Launchable) (*runtime.Isolation, error) {
 	in := v.n.cfg.Isolation
+	if l.Artifact.IsImage() {
+		iso := &runtime.Isolation{UID: v.uid, GID: v.uid, NoNewPrivileges: true} // the container has its own user
+		in.limit(iso, l.Resources)
+		return iso, nil
+	}
 	iso, err := in.of(v.uid, l, v.n.lookUp)
 	if err != nil {
 		return nil, fmt.Errorf("user of %s: %w", l.Name, err)
@@ -135,6 +143,13 @@ func ownerOf(path string) (uid, gid int, err error) {
 // owner returns the owner of a launchable's files: its user, and the pod's own group, in which all processes of the pod
 // are. Nil means the preparer's user.
 func (v *Version) owner(l *manifest.Launchable) (*account.Account, error) {
+	if l.Artifact.IsImage() {
+		_, c, err := v.containerOf(l, filepath.Join(v.n.cfg.Dir, containersDir))
+		if err != nil {
+			return nil, err
+		}
+		return &account.Account{UID: c.UID, GID: c.GID}, nil
+	}
 	iso, err := v.isolation(l)
 	if err != nil || !v.n.cfg.Isolation.Users.on() {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -80,7 +81,7 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 		watchdog = &runtime.Watchdog{Note: v.n.cfg.ContactNote, Timeout: after}
 	}
 	id := SpecID(v.ID, v.In, of.Name)
-	return runtime.Spec{Isolation: iso, Process: runtime.Process{
+	spec := runtime.Spec{Isolation: iso, Process: runtime.Process{
 		ID:  id,
 		Pod: v.ID, Revision: v.In.Revision, Name: of.Name,
 		Command: append([]string{v.Path(l.Name, of.Path)}, v.Expand(l, l.Args)...),
@@ -89,7 +90,26 @@ func (v *Version) Spec(of Process) (runtime.Spec, error) {
 		LogBytes: v.n.cfg.LogBytes, LogKeep: v.n.cfg.LogKeep,
 		StopGrace: l.StopGrace.Or(manifest.DefaultStopGrace), StopSignal: l.StopSignal,
 		Restart: restart, StartSuspended: v.M.Disconnect != nil && v.M.Disconnect.StopAfter != nil, Watchdog: watchdog,
-	}}, nil
+	}}
+	if l.Artifact.IsImage() {
+		return v.inContainer(l, spec)
+	}
+	return spec, nil
+}
+
+// inContainer adds the container of a launchable with an image.
+func (v *Version) inContainer(l *manifest.Launchable, spec runtime.Spec) (runtime.Spec, error) {
+	made, c, err := v.containerOf(l, filepath.Join(v.n.cfg.Dir, containersDir, spec.ID))
+	if err != nil {
+		return runtime.Spec{}, err
+	}
+	spec.Container = c
+	spec.Command, spec.Env, spec.Dir = slices.Clone(made.Spec.Process.Args), made.Spec.Process.Env, made.Spec.Process.Cwd
+	spec.Command[0] = filepath.Join("/", spec.Command[0]) // for people; the container may look for the program in PATH
+	if spec.StopSignal == "" {
+		spec.StopSignal = v.images[l.Name].Config.StopSignal
+	}
+	return spec, nil
 }
 
 // Ensure restores files and images that the launch needs and the disk has lost.

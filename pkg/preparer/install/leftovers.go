@@ -179,6 +179,9 @@ func openTree(path string) (*os.File, error) {
 }
 
 func (n *Node) userOf(name string, other tree.Owner) tree.Owner {
+	if block := n.blocks.has(name); block != 0 {
+		return tree.Owner{UID: block * BlockSize, GID: block * BlockSize}
+	}
 	if number := n.users.has(name); number != 0 {
 		return tree.Owner{UID: number, GID: number}
 	}

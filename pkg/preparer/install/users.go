@@ -16,8 +16,11 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/preparer/runtime"
 )
 
-// UserRange is a range of numbers, each for a pod's user and group.
+// UserRange is a range of numbers. Each is for a pod's user and group, or means a block of them.
 type UserRange struct{ First, Last int }
+
+// A block of numbers begins at a multiple of BlockSize. The block b has the numbers from b*BlockSize on.
+const BlockSize = 1 << 16
 
 // Tools use these numbers for the user "nobody" and for "no number".
 const (
@@ -25,7 +28,13 @@ const (
 	noNumber = 65535
 )
 
-var errNoUser = errors.New("all are taken by pods, stopped ones included; allow more with --user-range")
+var (
+	errNoUser  = errors.New("all are taken by pods, stopped ones included; allow more with --user-range")
+	errNoBlock = errors.New("all are taken by pods, stopped ones included; allow more with --container-user-range")
+)
+
+// errTaken means that all numbers of a range are taken.
+var errTaken = errors.New("all numbers are taken")
 
 func (u UserRange) on() bool { return u.Last > 0 }
 
@@ -45,7 +54,7 @@ func (u UserRange) choose(name string, taken map[int]bool) (int, error) {
 			return number, nil
 		}
 	}
-	return 0, fmt.Errorf("user numbers from %d to %d: %w", u.First, u.Last, errNoUser)
+	return 0, errTaken
 }
 
 // users has the number of each pod, by FileName. It comes from the pod's record, or else from the owner of its files. A
@@ -111,9 +120,10 @@ func (u *users) release(name string, was user) {
 	}
 }
 
-// loadUsers also reads the owners of directories, because their pods may have no record.
+// loadUsers also reads the owners of directories, because their pods may have no record. No record has a pod's block:
+// its directories show it.
 func (n *Node) loadUsers(numbers map[pod.Identity]int) {
-	n.users = newUsers()
+	n.users, n.blocks = newUsers(), newUsers()
 	for _, pattern := range []string{
 		homesDir + "/*", tmpDir + "/" + removedDir + "/*",
 		homesDir + "/" + removedDir + "/*", volumesDir + "/*/*",
@@ -126,8 +136,13 @@ func (n *Node) loadUsers(numbers map[pod.Identity]int) {
 			if name == removedDir && len(parts) > 2 {
 				name = removedOf(parts[2])
 			}
-			if _, group, err := ownerOf(path); err == nil && n.cfg.Isolation.Users.contains(group) {
+			_, group, err := ownerOf(path)
+			switch {
+			case err != nil:
+			case n.cfg.Isolation.Users.contains(group):
 				n.users.give(name, group)
+			case n.cfg.Isolation.Blocks.contains(group / BlockSize):
+				n.blocks.give(name, group/BlockSize)
 			}
 		}
 	}
@@ -141,6 +156,7 @@ func (n *Node) loadUsers(numbers map[pod.Identity]int) {
 // record was lost.
 func (n *Node) Number(id pod.Identity, procs []runtime.Status) int {
 	in, name := n.cfg.Isolation.Users, FileName(id)
+	n.sawBlock(name, procs)
 	if !in.on() {
 		return 0
 	}
@@ -149,18 +165,49 @@ func (n *Node) Number(id pod.Identity, procs []runtime.Status) int {
 	return number
 }
 
-// ReleaseUsers makes the numbers of pods free that the node does not know and that have no files on the disk.
+// blockOf returns the block of a pod with containers, and chooses one if it has none. It returns nil if this node
+// cannot show images' files with other owners.
+func (n *Node) blockOf(id pod.Identity) (*runtime.IDs, error) {
+	in := n.cfg.Isolation.Blocks
+	if !in.on() {
+		return nil, nil //nolint:nilnil // no block is an answer
+	}
+	number, err := n.blocks.number(in, FileName(id))
+	if err != nil {
+		return nil, fmt.Errorf("blocks of user numbers from %d to %d: %w", in.First*BlockSize,
+			(in.Last+1)*BlockSize-1, errNoBlock)
+	}
+	return &runtime.IDs{First: uint32(number * BlockSize), Size: BlockSize}, nil
+}
+
+// sawBlock reads a pod's block from its processes.
+func (n *Node) sawBlock(name string, procs []runtime.Status) {
+	for i := range procs {
+		if c := procs[i].Spec.Container; c != nil && c.IDs != nil {
+			n.blocks.give(name, int(c.IDs.First/BlockSize))
+		}
+	}
+}
+
+// ReleaseUsers makes the numbers and blocks of pods free that the node does not know and that have no files on the
+// disk.
 func (n *Node) ReleaseUsers(known func() map[pod.Identity]bool) {
-	all := n.users.all()
-	if len(all) == 0 {
+	numbers, blocks := n.users.all(), n.blocks.all()
+	if len(numbers)+len(blocks) == 0 {
 		return
 	}
 	for id := range known() { // called after users.all, because a pod asks for its number after it became known
-		delete(all, FileName(id))
+		delete(numbers, FileName(id))
+		delete(blocks, FileName(id))
 	}
+	n.release(&n.users, numbers)
+	n.release(&n.blocks, blocks)
+}
+
+func (n *Node) release(of *users, all map[string]user) {
 	for name, was := range all {
 		if !n.leftOf(name) {
-			n.users.release(name, was)
+			of.release(name, was)
 		}
 	}
 }

@@ -48,11 +48,12 @@ func (v *Version) ownDirs(ctx context.Context, takeOver bool) error {
 	if err != nil {
 		return err
 	}
-	if err := v.n.ownDir(ctx, v.n.home(v.ID), owner, takeOver); err != nil {
+	give := func(dir string) error { return v.n.ownDir(ctx, dir, owner, takeOver && !v.ownedInside(dir, owner)) }
+	if err := give(v.n.home(v.ID)); err != nil {
 		return fmt.Errorf("make home of pod: %w", err)
 	}
 	for _, vol := range v.M.Volumes {
-		if err := v.n.ownDir(ctx, v.n.volume(v.ID, vol.Name), owner, takeOver); err != nil {
+		if err := give(v.n.volume(v.ID, vol.Name)); err != nil {
 			return fmt.Errorf("make volume %s: %w", vol.Name, err)
 		}
 	}
@@ -64,9 +65,18 @@ func (v *Version) ownDirs(ctx context.Context, takeOver bool) error {
 	return nil
 }
 
+// ownedInside reports whether a directory belongs to a user of the pod's container, and the container begins as root.
+// Images that begin as root give their directories to the user that they go on with.
+func (v *Version) ownedInside(dir string, owner *account.Account) bool {
+	block := v.n.blocks.has(FileName(v.ID))
+	uid, gid, err := ownerOf(dir)
+	return err == nil && block != 0 && owner != nil && owner.UID == block*BlockSize &&
+		uid/BlockSize == block && gid/BlockSize == block
+}
+
 // makeWorkDir makes a working directory below the pod's home. The operator makes an absolute one.
 func (v *Version) makeWorkDir(l *manifest.Launchable, takeOver bool) error {
-	if l.WorkDir == "" || filepath.IsAbs(l.WorkDir) {
+	if l.WorkDir == "" || filepath.IsAbs(l.WorkDir) || l.Artifact.IsImage() {
 		return nil
 	}
 	owner, err := v.owner(l)
