@@ -48,6 +48,7 @@ var scenarios = map[string]func(*env){
 	"corrupt-record":        corruptRecord,
 	"corrupt-node":          corruptNode,
 	"first-pod":             firstPod,
+	"image":                 image,
 	"name-prefix":           namePrefix,
 	"breaker":               breaker,
 	"mass-stop-allowed":     massStopAllowed,

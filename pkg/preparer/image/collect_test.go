@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
 )

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"

@@ -69,7 +69,7 @@ func (v *Version) containerInput(l *manifest.Launchable, img *image.Image, dir s
 		return container.Input{}, err
 	}
 	node := container.Node{
-		Root: filepath.Join(dir, "rootfs"), Cgroup: "/pod", // the runtime sets the cgroup
+		Root: filepath.Join(dir, "rootfs"), Cgroup: "/pod", // the runtime sets another one
 		Number: v.uid, AllowRoot: v.n.cfg.Isolation.AllowRoot, Capabilities: v.n.cfg.Capabilities,
 		Hostname: hostname(v.ID.String()), Hosts: filepath.Join(dir, "hosts"),
 		ResolvConf: filepath.Join(dir, "resolv.conf"), Env: v.seenEnv(l),

@@ -96,8 +96,8 @@ type Spec struct {
 // people; Config has what runs. Isolation must be there. It has only the limits, and its user is not used. The stop
 // signal goes to the first process of the container only.
 type Container struct {
-	// Config is a configuration of the OCI runtime specification. Its root is Dir/rootfs, and its cgroup path is the
-	// one that the runtime gives to the process.
+	// Config is a configuration of the OCI runtime specification. Its root is Dir/rootfs. The runtime sets its cgroup
+	// path.
 	Config json.RawMessage `json:"config"`
 	// Dir is a directory for this process alone. The runtime makes it anew at each start, with these entries: rootfs
 	// (where the layers are mounted), written (what the container writes; only root can enter it), hosts and

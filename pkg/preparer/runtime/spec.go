@@ -82,8 +82,8 @@ const (
 	maxNumber  = 1<<32 - 2 // of users and groups; the next number means "no change"
 )
 
-// Validate returns an ErrInvalid that names the first mistake. cgroup is the directory of the process's cgroup.
-func (c *Container) Validate(cgroup string) error {
+// Validate returns an ErrInvalid that names the first mistake.
+func (c *Container) Validate() error {
 	invalid := func(name string, value any, allowed string) error {
 		return fmt.Errorf("%w: container.%s: %q is not valid; allowed: %s", ErrInvalid, name, fmt.Sprint(value),
 			allowed)
@@ -92,21 +92,15 @@ func (c *Container) Validate(cgroup string) error {
 	if len(c.Config) > maxConfig {
 		return invalid("config", fmt.Sprint(len(c.Config), " bytes"), fmt.Sprintf("at most %d bytes", maxConfig))
 	}
-	var config struct {
-		Root  struct{ Path string }
-		Linux struct{ CgroupsPath string }
-	}
+	var config struct{ Root struct{ Path string } }
 	if err := json.Unmarshal(c.Config, &config); err != nil {
 		return invalid("config", err, "a JSON object of the OCI runtime specification")
 	}
-	group := config.Linux.CgroupsPath
 	switch {
 	case !cleanPath(c.Dir):
 		return invalid("dir", c.Dir, directory)
 	case config.Root.Path != c.Rootfs():
 		return invalid("config.root.path", config.Root.Path, c.Rootfs())
-	case !cleanPath(group) || !strings.HasSuffix(cgroup, group):
-		return invalid("config.linux.cgroupsPath", group, fmt.Sprintf("the end of %q, from a slash on", cgroup))
 	case len(c.Layers) == 0 || len(c.Layers) > maxLayers:
 		return invalid("layers", fmt.Sprint(len(c.Layers), " layers"), fmt.Sprintf("1 to %d", maxLayers))
 	case c.UID < 0 || c.UID > maxNumber:

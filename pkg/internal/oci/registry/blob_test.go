@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/reference"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/internal/patience"

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 )
 

@@ -15,8 +15,8 @@ import (
 
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 )
 

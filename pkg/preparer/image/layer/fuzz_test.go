@@ -11,8 +11,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/layer"
 )
 

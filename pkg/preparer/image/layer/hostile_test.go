@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/layer"
 )
 

@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/archive"
 	"github.com/rcfarm/rcfarm/pkg/internal/disktest"
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/layer"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image/overlay"
 )

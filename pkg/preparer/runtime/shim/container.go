@@ -295,9 +295,6 @@ const writtenName = "written"
 // makeBundle makes the directory of a container anew.
 func makeBundle(spec localSpec) error {
 	c := spec.Container
-	if err := checkGroup(spec); err != nil {
-		return err
-	}
 	if err := wipe(c.Dir); err != nil {
 		return err
 	}
@@ -311,6 +308,14 @@ func makeBundle(spec localSpec) error {
 	if err := json.Unmarshal(c.Config, &config); err != nil {
 		return err
 	}
+	_, group, err := confine.SplitCgroup(spec.cgroup())
+	if err != nil {
+		return err
+	}
+	if config.Linux == nil {
+		config.Linux = &specs.Linux{}
+	}
+	config.Linux.CgroupsPath = group
 	if err := runc.WriteBundle(c.Dir, &config); err != nil {
 		return err
 	}
@@ -344,19 +349,6 @@ func makeBundle(spec localSpec) error {
 	}
 	return errors.Join(copyFile("/etc/hosts", filepath.Join(c.Dir, "hosts")),
 		copyFile("/etc/resolv.conf", filepath.Join(c.Dir, "resolv.conf")))
-}
-
-// checkGroup compares the container's cgroup with the process's, which runc must give it.
-func checkGroup(spec localSpec) error {
-	var config struct{ Linux struct{ CgroupsPath string } }
-	if err := json.Unmarshal(spec.Container.Config, &config); err != nil {
-		return err
-	}
-	_, group, err := confine.SplitCgroup(spec.cgroup())
-	if err == nil && group != config.Linux.CgroupsPath {
-		err = fmt.Errorf("config.linux.cgroupsPath: %q is not valid; allowed: %q", config.Linux.CgroupsPath, group)
-	}
-	return err
 }
 
 // canPass checks that other users can pass a directory and all above it, because runc does that as the container's

@@ -52,7 +52,7 @@ func (l localSpec) validate() error {
 		return fmt.Errorf("%w: container: not valid without an isolation that has a cgroup; allowed: none",
 			runtime.ErrInvalid)
 	}
-	return l.Container.Validate(l.cgroup())
+	return l.Container.Validate()
 }
 
 func (l localSpec) same(other localSpec) bool {
