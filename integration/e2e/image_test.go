@@ -97,7 +97,7 @@ pod:
 	})
 	e.within(limit, func() error { return e.isNow("web", func(r *pod.Reality) bool { return r.Available }) })
 
-	e.rcctl("", "scale", "web", "0", "--yes", "--timeout", limit.String())
+	e.rcctl("", "rc", "scale", "web", "0")
 	e.contained(n1, 0)
 	for _, pattern := range []string{"n1/containers/*"} {
 		e.within(limit, func() error {
