@@ -13,7 +13,7 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/deploy"
 	"github.com/rcfarm/rcfarm/pkg/deploy/plan"
 	"github.com/rcfarm/rcfarm/pkg/deploy/record"
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 )
 
 // deployed is a document of a service with an image, and the digests that manifests in Consul have.

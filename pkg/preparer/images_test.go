@@ -13,7 +13,7 @@ import (
 
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/rcfarm/rcfarm/pkg/internal/oci/imagetest"
+	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/internal/oci/registry"
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
