@@ -49,7 +49,7 @@ type PreparerConfig struct {
 	// ContainerUserRange is first-last. The first number is a multiple of install.BlockSize, and so is the one after
 	// the last.
 	ContainerUserRange string
-	Capabilities       []string // that manifests may add to those of a container
+	Capabilities       []string // that manifests may add to what a container has
 	AllowRoot          bool     // manifests may ask for the user root
 
 	Artifacts artifact.Config // only ReserveBytes may be zero; it holds for images, too
