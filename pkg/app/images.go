@@ -36,7 +36,8 @@ type ImageConfig struct {
 
 func (c *ImageConfig) check(errs *field.Errors) {
 	for name, value := range map[string]int64{
-		"image-cache-bytes": c.CacheBytes, "image-max-bytes": c.MaxBytes, "image-max-unpacked-bytes": c.MaxUnpackedBytes,
+		"image-cache-bytes": c.CacheBytes, "image-max-bytes": c.MaxBytes,
+		"image-max-unpacked-bytes": c.MaxUnpackedBytes,
 	} {
 		if value < 1 {
 			errs.Add(name, value, "a number of bytes, 1 or more")

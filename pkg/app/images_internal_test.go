@@ -70,7 +70,9 @@ func TestProbeContainers(t *testing.T) {
 		}
 		t.Setenv("PATH", t.TempDir())
 		can = probeContainers(t.Context(), "/proc/no-directory", install.Isolation{}, "", log)
-		for _, part := range []string{"no users of their own", "no cgroups", "install runc 1.1.5 or newer", "no overlay mounts: "} {
+		for _, part := range []string{
+			"no users of their own", "no cgroups", "install runc 1.1.5 or newer", "no overlay mounts: ",
+		} {
 			if !slices.ContainsFunc(can.Lacks, func(lack string) bool { return strings.Contains(lack, part) }) {
 				t.Errorf("%q does not name %q", can.Lacks, part)
 			}

@@ -362,7 +362,8 @@ func TestDigests(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.Digest(ctx, &manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file://" + file}); !errors.Is(err, context.Canceled) {
+	tar := &manifest.Artifact{Kind: manifest.ArtifactTar, URL: "file://" + file}
+	if _, err := s.Digest(ctx, tar); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

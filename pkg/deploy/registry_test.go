@@ -63,7 +63,8 @@ func TestDigestsOfImages(t *testing.T) {
 	reg.Tag("team/web", "1.2", first)
 	ref := reg.Host + "/team/web:1.2"
 	d := newDeployed(reg)
-	if _, err := d.resolve(t, ref, never); err == nil || !strings.Contains(err.Error(), "artifact "+ref+": no service has") {
+	_, err := d.resolve(t, ref, never)
+	if err == nil || !strings.Contains(err.Error(), "artifact "+ref+": no service has") {
 		t.Errorf("never, and not known: %v", err)
 	}
 	if got := reg.Requests(); len(got) != 0 {

@@ -280,8 +280,8 @@ func (w *worker) During(doing string) (over func()) {
 	}
 }
 
-// Pulling reports in the pod's reality how far the pull of an image is. arrived adds to the time that the pod's deadline
-// does not run.
+// Pulling reports in the pod's reality how far the pull of an image is. arrived adds to the time in which the pod's
+// deadline does not run.
 func (w *worker) Pulling(text string, arrived time.Duration) {
 	w.pods.do(func() {
 		w.e.pulled = w.e.pulled.plus(w.e.rec.Intent.Revision, arrived)

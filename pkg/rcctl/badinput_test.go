@@ -53,7 +53,9 @@ func badDocuments() []badDocument {
 		},
 		{
 			name: "unknown field, nested", spoil: spoil{"kind: tar", "kind: tar\n      digest: x"},
-			wants: []string{"pod.launchables[0].artifact.digest: unknown field", "kind, path, platform, ref, sha256, url"},
+			wants: []string{
+				"pod.launchables[0].artifact.digest: unknown field", "kind, path, platform, ref, sha256, url",
+			},
 		},
 		{
 			name: "field in upper case", spoil: spoil{"replicas: 3", "Replicas: 3"},

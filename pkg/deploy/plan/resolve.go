@@ -26,8 +26,8 @@ type DigestSource interface {
 // DigestResolver finds the digest of an artifact that a document does not pin.
 type DigestResolver struct {
 	Source DigestSource
-	// Known returns the newest digest of each artifact in the history of all services, by manifest.Artifact.Source; nil:
-	// none is known.
+	// Known returns the newest digest of each artifact in the history of all services, by manifest.Artifact.Source.
+	// nil: none is known.
 	Known func(context.Context) (map[string]string, error)
 }
 

@@ -183,8 +183,8 @@ func (s *Service) Entry(revision int64) *Entry {
 	return field.Find(s.History, func(e *Entry) bool { return e.Revision == revision })
 }
 
-// KnownDigests returns the newest digest of each artifact, by its source. The entries may be of several services, in any
-// order.
+// KnownDigests returns the newest digest of each artifact, by its source. The entries may be of several services, in
+// any order.
 func KnownDigests(entries []Entry) map[string]string {
 	oldestFirst := slices.SortedFunc(slices.Values(entries), func(a, b Entry) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Revision, b.Revision))

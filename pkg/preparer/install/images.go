@@ -59,7 +59,9 @@ func parseImage(a *manifest.Artifact) (ref reference.Ref, platform reference.Pla
 }
 
 // PruneImages removes images that are not needed; see Images. Without a store it does nothing.
-func (n *Node) PruneImages(needed func() (digests map[string]bool, known bool)) (removed []string, left int64, err error) {
+func (n *Node) PruneImages(
+	needed func() (digests map[string]bool, known bool),
+) (removed []string, left int64, err error) {
 	if n.cfg.Images == nil {
 		return nil, 0, nil
 	}

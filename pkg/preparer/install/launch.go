@@ -104,8 +104,10 @@ func (v *Version) inContainer(l *manifest.Launchable, spec runtime.Spec) (runtim
 		return runtime.Spec{}, err
 	}
 	spec.Container = c
-	spec.Command, spec.Env, spec.Dir = slices.Clone(made.Spec.Process.Args), made.Spec.Process.Env, made.Spec.Process.Cwd
-	spec.Command[0] = filepath.Join("/", spec.Command[0]) // for people; the container may look for the program in PATH
+	program := made.Spec.Process
+	spec.Command, spec.Env, spec.Dir = slices.Clone(program.Args), program.Env, program.Cwd
+	// For people. A supervisor from before containers, after a downgrade, finds no program there.
+	spec.Command[0] = filepath.Join(c.Dir, "rootfs", spec.Command[0])
 	if spec.StopSignal == "" {
 		spec.StopSignal = v.images[l.Name].Config.StopSignal
 	}

@@ -19,7 +19,7 @@ import (
 // UserRange is a range of numbers. Each is for a pod's user and group, or means a block of them.
 type UserRange struct{ First, Last int }
 
-// A block of numbers begins at a multiple of BlockSize. The block b has the numbers from b*BlockSize on.
+// BlockSize is how many numbers a block has. The block b has the numbers from b*BlockSize on.
 const BlockSize = 1 << 16
 
 // Tools use these numbers for the user "nobody" and for "no number".

@@ -256,7 +256,8 @@ func (n *Node) Prune(id pod.Identity, kept []*Installed) error {
 // processName is the allowed name of a script's file. It becomes part of a process's id.
 var processName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
 
-// FindProcesses finds the processes in the artifacts. An image has one, which is found when its container starts. An installed version keeps exactly these.
+// FindProcesses finds the processes in the artifacts. An image has one, which is found when its container starts. An
+// installed version keeps exactly these.
 func (v *Version) FindProcesses(fetched Fetched) ([]Process, error) {
 	v.roots = fetched.dirs
 	defer func() { v.roots = nil }()

@@ -179,7 +179,8 @@ func TestRuleBounds(t *testing.T) {
 	})
 	of := func(ref string) *manifest.Manifest {
 		return with(func(l *manifest.Launchable) {
-			l.Artifact = manifest.Artifact{Kind: manifest.ArtifactImage, Ref: ref + "@sha256:" + strings.Repeat("a", 64)}
+			pinned := ref + "@sha256:" + strings.Repeat("a", 64)
+			l.Artifact = manifest.Artifact{Kind: manifest.ArtifactImage, Ref: pinned}
 		})
 	}
 	image, ofDocker := of("r.example/team/web:1"), of("docker.io/web:1")
