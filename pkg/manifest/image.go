@@ -223,6 +223,7 @@ func (*Launchable) Unsupported(name string) string {
 		"devices":    "nothing: containers get no devices of the node",
 		"gpus":       "nothing: containers get no GPUs",
 		"sysctls":    "nothing: set them on the node, whose network containers share",
+		"init":       "nothing: no node has a program that reaps zombies yet",
 		"privileged": "nothing: name the capabilities that the program needs in capabilities.add",
 		"host_pid":   "nothing: containers have their own process ids",
 		"selinux":    "nothing: containers get no SELinux labels",

@@ -25,8 +25,9 @@ func imageMistakes() []mistake {
 			"web:www; in quotes if it is a number; user 0 only as root"
 		place = "an absolute path in the container such as /var/lib/web, without '.', '..' and empty parts, not /etc " +
 			"and outside /proc, /sys and /dev"
-		size = "bytes, from 4096 to 1125899906842624"
-		name = "a name of capabilities(7), such as NET_BIND_SERVICE"
+		size   = "bytes, from 4096 to 1125899906842624"
+		name   = "a name of capabilities(7), such as NET_BIND_SERVICE"
+		beside = "nothing: server has an image, and no programs run beside a container yet"
 	)
 	of := func(where, value, allowed string) string { return where + ": " + value + isNot + allowed }
 	return []mistake{
@@ -145,12 +146,12 @@ func imageMistakes() []mistake {
 			want: of("launchables[0].capabilities.add[1]", `"CAP_NET_RAW"`, "a value that no other entry has"),
 		},
 		{
-			name: "a relative check in an image", old: "/usr/bin/check", new: "bin/check",
-			want: of("health.script.path", `"bin/check"`, absolute+": server has an image, and the path is in it"),
+			name: "a check in an image", old: `"probe","path":"/usr/bin/check"`, new: `"server","path":"/usr/bin/check"`,
+			want: of("health.script.path", `"/usr/bin/check"`, beside),
 		},
 		{
-			name: "a relative hook in an image", old: "/usr/bin/drain", new: "bin/drain",
-			want: of("hooks.before_stop.path", `"bin/drain"`, absolute+": server has an image, and the path is in it"),
+			name: "a hook in an image", old: `"probe","path":"/usr/bin/drain"`, new: `"server","path":"/usr/bin/drain"`,
+			want: of("hooks.before_stop.path", `"/usr/bin/drain"`, beside),
 		},
 		{name: "a volume without a path", old: `,"path":"/data"`, want: "volumes[0].path: missing; allowed: " + place},
 		{
@@ -162,7 +163,7 @@ func imageMistakes() []mistake {
 			want: of("volumes[1].path", `"/data/x"`, "a path that is not at or below /data of volumes[0].path"),
 		},
 		{
-			name: "privileged", old: `"init":true`, new: `"privileged":true`,
+			name: "privileged", old: `"shm_size":4096`, new: `"privileged":true`,
 			want: "launchables[0].privileged: unknown field; allowed: nothing: name the capabilities that the program " +
 				"needs in capabilities.add",
 		},
@@ -183,10 +184,10 @@ func containerMistakes() []mistake {
 		},
 		{
 			"tar in a container", `"name":"server",`, `"name":"server","tmpfs":[{"path":"/a"}],"shm_size":4096,` +
-				`"read_only_root":true,"capabilities":{},"init":true,`,
+				`"read_only_root":true,"capabilities":{},`,
 			"launchables[0].tmpfs: a list" + isNot + none + "\nlaunchables[0].shm_size: 4096" + isNot + none +
 				"\nlaunchables[0].read_only_root: true" + isNot + none +
-				"\nlaunchables[0].capabilities: a map" + isNot + none + "\nlaunchables[0].init: true" + isNot + none,
+				"\nlaunchables[0].capabilities: a map" + isNot + none,
 		},
 		{
 			"volume with a path", `{"name":"data"}`, `{"name":"data","path":"/data","read_only":true}`,
@@ -198,8 +199,8 @@ func containerMistakes() []mistake {
 
 // Fields that other systems have are refused with a reason.
 func TestUnsupported(t *testing.T) {
-	for _, name := range []string{"devices", "gpus", "sysctls", "privileged", "host_pid", "selinux"} {
-		text := strings.Replace(allImage, `"init":true`, `"`+name+`":null`, 1)
+	for _, name := range []string{"devices", "gpus", "sysctls", "privileged", "host_pid", "selinux", "init"} {
+		text := strings.Replace(allImage, `"shm_size":4096`, `"`+name+`":null`, 1)
 		_, err := manifest.Decode([]byte(text))
 		if err == nil || !strings.HasPrefix(err.Error(), "launchables[0]."+name+": unknown field; allowed: nothing: ") {
 			t.Errorf("%s: %v", name, err)
@@ -210,7 +211,7 @@ func TestUnsupported(t *testing.T) {
 // Paths in an image are not paths of the node.
 func TestHostPathsOfImages(t *testing.T) {
 	got := decode(t, allImage).HostPaths()
-	if want := []string{"/usr/bin/probe"}; !slices.Equal(got, want) {
+	if want := []string{"/usr/bin/check", "/usr/bin/drain", "/usr/bin/probe"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -82,7 +82,6 @@ type Launchable struct {
 	ShmSize      Bytes         `json:"shm_size,omitempty" feature:"images"` // of /dev/shm
 	ReadOnlyRoot bool          `json:"read_only_root,omitempty" feature:"images"`
 	Capabilities *Capabilities `json:"capabilities,omitempty" feature:"images"`
-	Init         bool          `json:"init,omitempty" feature:"images"` // PID 1 reaps zombies
 }
 
 // Tmpfs is a directory of a container whose files are in memory.
@@ -205,7 +204,7 @@ type TCPCheck struct {
 // ScriptCheck passes when a program of a launchable's artifact exits with 0, in the launchable's environment.
 type ScriptCheck struct {
 	Launchable string   `json:"launchable,omitempty"` // its artifact has the program; default: the first
-	Path       string   `json:"path"`                 // in the artifact; absolute for an exec or an image
+	Path       string   `json:"path"`                 // in the artifact; absolute for an exec
 	Args       []string `json:"args,omitempty"`
 }
 
@@ -222,7 +221,7 @@ type Hooks struct {
 // Hook is one program. If a required hook fails, the node does not do its step.
 type Hook struct {
 	Launchable string          `json:"launchable,omitempty"` // its artifact has the program; default: the first
-	Path       string          `json:"path"`                 // in the artifact; absolute for an exec or an image
+	Path       string          `json:"path"`                 // in the artifact; absolute for an exec
 	Args       []string        `json:"args,omitempty"`
 	Timeout    *field.Duration `json:"timeout,omitempty"`
 	Required   bool            `json:"required,omitempty"`

@@ -54,9 +54,10 @@ const allImage = `{"version":1,"id":"image","launchables":[{"name":"server","art
 	`"ref":"r.example:5000/team/web:1.2@sha256:cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc",` +
 	`"platform":"linux/arm/v7"},"command":"/usr/bin/web","args":["-v"],"user":"web:33","work_dir":"/srv",` +
 	`"tmpfs":[{"path":"/tmp","size":1048576},{"path":"/run"}],"shm_size":4096,"read_only_root":true,` +
-	`"capabilities":{"add":["NET_RAW"],"drop":["ALL"]},"init":true},` +
+	`"capabilities":{"add":["NET_RAW"],"drop":["ALL"]}},` +
 	`{"name":"probe","artifact":{"kind":"exec","path":"/usr/bin/probe"}}],` +
-	`"health":{"script":{"path":"/usr/bin/check"}},"hooks":{"before_stop":{"path":"/usr/bin/drain"}},` +
+	`"health":{"script":{"launchable":"probe","path":"/usr/bin/check"}},` +
+	`"hooks":{"before_stop":{"launchable":"probe","path":"/usr/bin/drain"}},` +
 	`"volumes":[{"name":"data","path":"/data","read_only":true}]}`
 
 const least = `{"version":1,"id":"web","launchables":[{"name":"server","artifact":{"kind":"tar","url":"file:///srv/web.tar.gz",` +
@@ -81,7 +82,7 @@ func TestCanonicalIsForEver(t *testing.T) {
 		{allReady, "f5e60948e280648ff70f0cb5f7d0e39a08b56a7d21d6e20b91264af2c477375b"},
 		{allTCP, "93edf3b65bc1ce4118989c4e5cef40768d6bab13ae4163587fb471655f4fdb7e"},
 		{allScript, "9b906cb3ef6f67e6ef2572e496fbf5fb200e1d3661f9c5a3e4d87f1eb99423e3"},
-		{allImage, "bf9b9352c95ffba19ba1435ba440c8bcfdfbabbc4a0c43350fb394fd9f4eef84"},
+		{allImage, "8f16dabbf54eb884e8e051ea00f4172f8562ff6b0e55e303fe0fa86797962aa6"},
 	} {
 		canonical, err := decode(t, tt.in).Canonical()
 		if err != nil {

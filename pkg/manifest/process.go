@@ -70,7 +70,6 @@ func (l *Launchable) noContainer(errs *field.Errors) {
 		{"shm_size", l.ShmSize != 0, int64(l.ShmSize)},
 		{"read_only_root", l.ReadOnlyRoot, true},
 		{"capabilities", l.Capabilities != nil, field.Text("a map")},
-		{"init", l.Init, true},
 	} {
 		if of.given {
 			errs.Add(of.field, of.value, "nothing: only an image runs in a container")

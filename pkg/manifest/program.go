@@ -139,7 +139,7 @@ func (m *Manifest) LaunchableOf(name string) *Launchable {
 	return field.Find(m.Launchables, func(l *Launchable) bool { return name == "" || l.Name == name })
 }
 
-// checkProgram checks a hook or a health script: a path in the archive, or absolute for an exec artifact or an image.
+// checkProgram checks a hook or a health script: a path in the archive, or absolute for an exec artifact.
 func (m *Manifest) checkProgram(launchable, path string, args []string) field.Errors {
 	var errs field.Errors
 	allowed := InnerPath
@@ -152,8 +152,8 @@ func (m *Manifest) checkProgram(launchable, path string, args []string) field.Er
 		allowed = AbsolutePath
 		allowed.allowed += fmt.Sprintf(": %s has an exec artifact", l.Name)
 	case l != nil && l.Artifact.IsImage():
-		allowed = AbsolutePath
-		allowed.allowed += fmt.Sprintf(": %s has an image, and the path is in it", l.Name)
+		errs.Add("path", path, fmt.Sprintf("nothing: %s has an image, and no programs run beside a container yet", l.Name))
+		return errs
 	}
 	allowed.checkGiven(&errs, "path", path)
 	checkArgs(&errs, "args", args)

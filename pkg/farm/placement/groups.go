@@ -66,7 +66,7 @@ func RuleFor(rule scheduler.Rule, m *manifest.Manifest) scheduler.Rule {
 	if m != nil {
 		res := m.Resources()
 		rule.Ask, rule.Dynamic = node.NewClaim(pod.Identity{}, m.PortMap(), res.CPU, res.Memory), m.DynamicPorts()
-		rule.Containers = m.HasImages()
+		rule.Containers = m.HasImage()
 	}
 	return rule
 }

@@ -45,7 +45,7 @@ func (f *Facts) ruleFor(m *manifest.Manifest) scheduler.Rule {
 	rule.Selector, _ = f.RC.Selector()
 	if m != nil {
 		rule.Ask, rule.Dynamic = claimOf(m, pod.Identity{}, m.PortMap()), m.DynamicPorts()
-		rule.Containers = m.HasImages()
+		rule.Containers = m.HasImage()
 	}
 	return rule
 }

@@ -103,7 +103,7 @@ func (v *Version) ask(l *manifest.Launchable) container.Ask {
 	for _, t := range l.Tmpfs {
 		ask.Tmpfs = append(ask.Tmpfs, container.Tmpfs{Path: t.Path, Size: int64(t.Size)})
 	}
-	ask.ShmSize, ask.ReadOnlyRoot, ask.Init = int64(l.ShmSize), l.ReadOnlyRoot, l.Init
+	ask.ShmSize, ask.ReadOnlyRoot = int64(l.ShmSize), l.ReadOnlyRoot
 	if c := l.Capabilities; c != nil {
 		ask.Capabilities = container.Capabilities{Add: c.Add, Drop: c.Drop}
 	}

@@ -93,6 +93,9 @@ func (v *Version) hooksAt(point string) ([]hook, error) {
 
 // podHook returns a hook in one of the pod's artifacts, with the isolation of the launchable's processes.
 func (v *Version) podHook(point string, l *manifest.Launchable, path string, args []string) (hook, error) {
+	if l.Artifact.IsImage() { // the path is in the image, and must not be taken for one of the node
+		return hook{}, fmt.Errorf("%s of %s: %w: images have no hooks yet", path, l.Name, ErrManifest)
+	}
 	iso, err := v.isolation(l)
 	if err != nil {
 		return hook{}, err
