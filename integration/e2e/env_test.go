@@ -49,6 +49,8 @@ var scenarios = map[string]func(*env){
 	"corrupt-node":          corruptNode,
 	"first-pod":             firstPod,
 	"image":                 image,
+	"image-digests":         imageDigests,
+	"registry-away":         registryAway,
 	"name-prefix":           namePrefix,
 	"breaker":               breaker,
 	"mass-stop-allowed":     massStopAllowed,

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,8 +16,8 @@ import (
 	"github.com/rcfarm/rcfarm/pkg/pod"
 )
 
-// pushHello pushes an image with the sample program, which has no shell. The text differs between versions. It returns
-// the digest.
+// pushHello pushes an image of a version of the sample program, without a shell, and tags it as stable. It returns the
+// digest.
 func (e *env) pushHello(reg *imagetest.Registry, text string) string {
 	e.t.Helper()
 	program, err := os.ReadFile(filepath.Join(e.root, "bin", "hello"))
@@ -31,12 +32,14 @@ func (e *env) pushHello(reg *imagetest.Registry, text string) string {
 	app := imagetest.File("hello", string(program))
 	app.Header.Mode = 0o755
 	digest := reg.Push(e.t, "team/hello", imagetest.Image{
-		Config: v1.ImageConfig{Entrypoint: []string{"/hello"}, User: "web", WorkingDir: "/data"},
+		Config: v1.ImageConfig{
+			Entrypoint: []string{"/hello"}, User: "web", WorkingDir: "/data", Env: []string{"HELLO_VERSION=" + text},
+		},
 		Layers: []imagetest.Layer{
 			base, imagetest.Gzip(e.t, imagetest.Tar(e.t, app, imagetest.File("version", text))),
 		},
 	})
-	reg.Tag("team/hello", text, digest)
+	reg.Tag("team/hello", "stable", digest)
 	return digest
 }
 
@@ -57,7 +60,6 @@ pod:
   launchables:
   - name: main
     artifact: {kind: image, ref: "%s/team/hello@%s"}
-    env: {HELLO_VERSION: one}
   ports: [{name: http, dynamic: true}]
   health: {http: {port: http, path: /health}}
   volumes: [{name: data, path: /data/kept}]
@@ -65,7 +67,7 @@ pod:
 `, reg.Host, digest), "apply", "-f", "-", "--wait", "--timeout", limit.String())
 	e.remember("web")
 
-	pids := e.contained(n1, 2)
+	pids := e.contained(2)
 	for _, pid := range pids {
 		status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 		if err != nil {
@@ -82,7 +84,7 @@ pod:
 	}
 	n1.startAgain()
 	e.within(limit, func() error { return e.isNow("web", func(r *pod.Reality) bool { return r.Available }) })
-	if after := e.contained(n1, 2); !slices.Equal(after, pids) {
+	if after := e.contained(2); !slices.Equal(after, pids) {
 		e.t.Errorf("containers %v are now %v", pids, after)
 	}
 
@@ -90,7 +92,8 @@ pod:
 		e.t.Fatal(err)
 	}
 	e.within(limit, func() error {
-		if now := e.contained(n1, 2); slices.Contains(now, pids[0]) || !slices.Contains(now, pids[1]) {
+		now := slices.Sorted(maps.Values(e.processes()))
+		if len(now) != 2 || slices.Contains(now, pids[0]) || !slices.Contains(now, pids[1]) {
 			return fmt.Errorf("containers %v are now %v", pids, now)
 		}
 		return nil
@@ -98,7 +101,7 @@ pod:
 	e.within(limit, func() error { return e.isNow("web", func(r *pod.Reality) bool { return r.Available }) })
 
 	e.rcctl("", "rc", "scale", "web", "0")
-	e.contained(n1, 0)
+	e.contained(0)
 	for _, pattern := range []string{"n1/containers/*"} {
 		e.within(limit, func() error {
 			left, err := filepath.Glob(filepath.Join(e.dir, pattern))
@@ -110,28 +113,80 @@ pod:
 	}
 }
 
-// contained waits until so many containers of hello run on a node, and returns their first processes, sorted.
-func (e *env) contained(n *daemon, count int) (pids []int) {
+// stable is a service with the image that the tag stable names.
+func stable(reg *imagetest.Registry, replicas int, digests string) string {
+	return fmt.Sprintf(`name: web
+replicas: %d
+digests: %s
+pod:
+  version: 1
+  id: web
+  launchables:
+  - name: main
+    artifact: {kind: image, ref: "%s/team/hello:stable"}
+  ports: [{name: http, dynamic: true}]
+  health: {http: {port: http, path: /health}}
+  min_ready: 1s
+`, replicas, digests, reg.Host)
+}
+
+// imageDigests: a deployment finds the digest of a tag as its document says, and a tag that moved changes the service
+// only then.
+func imageDigests(e *env) {
+	reg := imagetest.New(e.t)
+	e.pushHello(reg, "one")
+	e.startConsul("")
+	e.preparer(1, "--registry-plain-http", reg.Host)
+	e.farm("f1", "")
+	e.gateOpen()
+	deploy := []string{"deploy", "-f", "-", "--yes", "--timeout", limit.String(), "--registry-plain-http", reg.Host}
+	if out, err := e.tryRcctl(stable(reg, 2, "never"), deploy...); err == nil || !strings.Contains(out, "no service has") {
+		e.t.Errorf("a digest that is not known is found: %v\n%s", err, out)
+	}
+	e.rcctl(stable(reg, 2, "always"), deploy...)
+	e.runs(map[string]int{"one": 2})
+	e.pushHello(reg, "two")
+	e.rcctl(stable(reg, 2, "missing"), deploy...)
+	e.runs(map[string]int{"one": 2})
+	e.rcctl(stable(reg, 2, "always"), deploy...)
+	e.runs(map[string]int{"two": 2})
+}
+
+// registryAway: without its registry, a node starts what it has on the disk, also again and for further pods. A
+// deployment that must ask the registry names it.
+func registryAway(e *env) {
+	reg := imagetest.New(e.t)
+	e.pushHello(reg, "one")
+	e.startConsul("")
+	n1 := e.preparer(1, "--registry-plain-http", reg.Host)
+	e.farm("f1", "")
+	e.gateOpen()
+	deploy := []string{"deploy", "-f", "-", "--yes", "--timeout", limit.String(), "--registry-plain-http", reg.Host}
+	e.rcctl(stable(reg, 1, "always"), deploy...)
+	pids := e.contained(1)
+	reg.Server.Close()
+	if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
+		e.t.Fatal(err)
+	}
+	n1.kill()
+	n1.startAgain()
+	e.runs(map[string]int{"one": 1})
+	e.rcctl("", "scale", "web", "2", "--yes", "--timeout", limit.String())
+	e.runs(map[string]int{"one": 2})
+	if out, err := e.tryRcctl(stable(reg, 3, "always"), deploy...); err == nil || !strings.Contains(out, reg.Host) {
+		e.t.Errorf("a digest is found without a registry, or the registry is not named: %v\n%s", err, out)
+	}
+	e.rcctl(stable(reg, 3, "missing"), deploy...)
+	e.runs(map[string]int{"one": 3})
+}
+
+// contained waits until so many containers run, and returns their first processes, sorted.
+func (e *env) contained(count int) (pids []int) {
 	e.t.Helper()
 	e.within(limit, func() error {
-		pids = nil
-		all, err := filepath.Glob("/proc/[0-9]*/environ")
-		if err != nil {
-			return err
-		}
-		for _, file := range all {
-			environ, err := os.ReadFile(file)
-			if err != nil || !slices.Contains(strings.Split(string(environ), "\x00"), "POD_HOME=/pod/home") {
-				continue
-			}
-			pid, err := strconv.Atoi(strings.Split(file, "/")[2])
-			if err != nil {
-				return err
-			}
-			pids = append(pids, pid)
-		}
-		if slices.Sort(pids); len(pids) != count {
-			return fmt.Errorf("%d processes in containers of %s, want %d", len(pids), n.name, count)
+		pids = slices.Sorted(maps.Values(e.processes()))
+		if len(pids) != count {
+			return fmt.Errorf("%d processes in containers, want %d", len(pids), count)
 		}
 		return nil
 	})
