@@ -49,6 +49,7 @@ var scenarios = map[string]func(*env){
 	"corrupt-node":          corruptNode,
 	"first-pod":             firstPod,
 	"image":                 image,
+	"container-users":       containerUsers,
 	"image-digests":         imageDigests,
 	"registry-away":         registryAway,
 	"name-prefix":           namePrefix,

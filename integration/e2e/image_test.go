@@ -14,11 +14,22 @@ import (
 
 	"github.com/rcfarm/rcfarm/pkg/imagetest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
+	"github.com/rcfarm/rcfarm/pkg/preparer/install"
 )
 
 // pushHello pushes an image of a version of the sample program, without a shell, and tags it as stable. It returns the
 // digest.
 func (e *env) pushHello(reg *imagetest.Registry, text string) string {
+	e.t.Helper()
+	digest := e.pushImage(reg, v1.ImageConfig{
+		Entrypoint: []string{"/hello"}, User: "web", WorkingDir: "/data", Env: []string{"HELLO_VERSION=" + text},
+	}, imagetest.File("version", text))
+	reg.Tag("team/hello", "stable", digest)
+	return digest
+}
+
+// pushImage pushes an image of the sample program with a further file.
+func (e *env) pushImage(reg *imagetest.Registry, config v1.ImageConfig, file imagetest.Entry) string {
 	e.t.Helper()
 	program, err := os.ReadFile(filepath.Join(e.root, "bin", "hello"))
 	if err != nil {
@@ -30,17 +41,10 @@ func (e *env) pushHello(reg *imagetest.Registry, text string) string {
 		imagetest.File("etc/group", "root:x:0:\nweb:x:33:\n"),
 	))
 	app := imagetest.File("hello", string(program))
-	app.Header.Mode = 0o755
-	digest := reg.Push(e.t, "team/hello", imagetest.Image{
-		Config: v1.ImageConfig{
-			Entrypoint: []string{"/hello"}, User: "web", WorkingDir: "/data", Env: []string{"HELLO_VERSION=" + text},
-		},
-		Layers: []imagetest.Layer{
-			base, imagetest.Gzip(e.t, imagetest.Tar(e.t, app, imagetest.File("version", text))),
-		},
+	app.Mode = 0o755
+	return reg.Push(e.t, "team/hello", imagetest.Image{
+		Config: config, Layers: []imagetest.Layer{base, imagetest.Gzip(e.t, imagetest.Tar(e.t, app, file))},
 	})
-	reg.Tag("team/hello", "stable", digest)
-	return digest
 }
 
 // image: a service whose program is in an image runs in containers. They have a user of their own, are kept running
@@ -110,6 +114,82 @@ pod:
 			}
 			return err
 		})
+	}
+}
+
+// containerUsers: an image begins as root, gives its volume to another account and goes on as that account, as images of
+// databases do. On the node all these users are of the pod's block, and the log stays root's, although the image links
+// its own log to /dev/stdout.
+func containerUsers(e *env) {
+	reg := imagetest.New(e.t)
+	digest := e.pushImage(reg, v1.ImageConfig{Entrypoint: []string{"/hello"}, Env: []string{"HELLO_DROP=33"}},
+		imagetest.Link("log", "/dev/stdout"))
+	e.startConsul("")
+	e.preparer(1, "--registry-plain-http", reg.Host)
+	e.farm("f1", "")
+	e.gateOpen()
+	apply := func(version string) {
+		e.rcctl(fmt.Sprintf(`name: web
+replicas: 1
+pod:
+  version: 1
+  id: web
+  launchables:
+  - name: main
+    artifact: {kind: image, ref: "%s/team/hello@%s"}
+    env: {HELLO_VERSION: %s}
+  ports: [{name: http, dynamic: true}]
+  volumes: [{name: data, path: /var/data}]
+  min_ready: 1s
+`, reg.Host, digest, version), "apply", "-f", "-", "--wait", "--timeout", limit.String())
+		e.runs(map[string]int{version: 1})
+	}
+	starts := func(n int) {
+		e.t.Helper()
+		want := fmt.Sprintf("start %d as user 33", n)
+		e.within(limit, func() error {
+			if out := e.rcctl("", "logs", "web-main-0"); !strings.Contains(out, want) {
+				return fmt.Errorf("the log has no %q:\n%s", want, out)
+			}
+			return nil
+		})
+	}
+	apply("one")
+	starts(1)
+	pid := e.contained(1)[0]
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	uid, _ := strconv.Atoi(fieldOf(string(status), "Uid:"))
+	if uid%install.BlockSize != 33 || uid < 2_000_000_000 {
+		e.t.Errorf("process %d has the user %d, want the account 33 of a block", pid, uid)
+	}
+	owner := func(pattern string) int {
+		paths, err := filepath.Glob(filepath.Join(e.dir, "n1", pattern))
+		if err != nil || len(paths) != 1 {
+			e.t.Fatalf("%s: %q, %v", pattern, paths, err)
+		}
+		var st syscall.Stat_t
+		if err := syscall.Lstat(paths[0], &st); err != nil {
+			e.t.Fatal(err)
+		}
+		return int(st.Uid)
+	}
+	if got := owner("volumes/*/data"); got != uid {
+		e.t.Errorf("the volume belongs to user %d, want %d", got, uid)
+	}
+	if got := owner("logs/*/main.log"); got != 0 {
+		e.t.Errorf("the log belongs to user %d, want root", got)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		e.t.Fatal(err)
+	}
+	starts(2)
+	apply("two")
+	starts(3)
+	if got := owner("volumes/*/data"); got != uid {
+		e.t.Errorf("after an upgrade the volume belongs to user %d, want %d", got, uid)
 	}
 }
 

@@ -11,6 +11,8 @@
 //   - HELLO_HOSTILE=n makes it harm its node as much as it can, with a tree of directories n deep.
 //   - HELLO_ALONE=DIR makes it lock DIR/<pod id>-<role>-<index> while it lives. It writes there when it starts, when it
 //     ends, and if another process has the lock.
+//   - HELLO_DROP=ID makes it begin as root: it opens /log, gives its volume data to the user ID, goes on as that user,
+//     and writes to /log how often it was started.
 //   - HELLO_SIEGE=ADDRESS,SOCKET makes it hold 500 connections to the address, or as many as it gets. It writes into
 //     its home whether it could connect to the socket.
 package main
@@ -59,10 +61,43 @@ func main() {
 	if address, socket, found := strings.Cut(os.Getenv("HELLO_SIEGE"), ","); found {
 		go besiege(address, socket)
 	}
+	if user, err := strconv.Atoi(os.Getenv("HELLO_DROP")); err == nil {
+		if err := drop(user); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	if err := liveAlone(os.Getenv("HELLO_ALONE")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// drop goes on as another user, as servers do that begin as root.
+func drop(user int) error {
+	log, err := os.OpenFile("/log", os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	dir := os.Getenv("VOLUME_DATA")
+	err = errors.Join(os.Chown(dir, user, user), syscall.Setgroups(nil), syscall.Setgid(user), syscall.Setuid(user))
+	if err != nil {
+		return err
+	}
+	starts, err := os.OpenFile(filepath.Join(dir, "starts"), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer starts.Close()
+	if _, err := starts.WriteString("."); err != nil {
+		return err
+	}
+	info, err := starts.Stat()
+	if err == nil {
+		_, err = fmt.Fprintf(log, "start %d as user %d\n", info.Size(), os.Geteuid())
+	}
+	return err
 }
 
 // liveAlone serves if no other process has the lock of its identity in the directory. An empty dir means no lock.
