@@ -51,6 +51,7 @@ var scenarios = map[string]func(*env){
 	"image":                 image,
 	"container-users":       containerUsers,
 	"image-digests":         imageDigests,
+	"private-registry":      privateRegistry,
 	"registry-away":         registryAway,
 	"name-prefix":           namePrefix,
 	"breaker":               breaker,

@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"encoding/base64"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -190,6 +192,56 @@ pod:
 	starts(3)
 	if got := owner("volumes/*/data"); got != uid {
 		e.t.Errorf("after an upgrade the volume belongs to user %d, want %d", got, uid)
+	}
+}
+
+// privateRegistry: a registry wants a login. Node and rcctl read it from Docker's config.json. Without it both name the
+// registry, and the login may come later.
+func privateRegistry(e *env) {
+	reg := imagetest.New(e.t)
+	e.pushHello(reg, "one")
+	reg.Before(func(w http.ResponseWriter, r *http.Request) bool {
+		if user, password, _ := r.BasicAuth(); user == "team" && password == "hidden" {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="images"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	login := filepath.Join(e.dir, "config.json")
+	e.startConsul("")
+	n1 := e.preparer(1, "--registry-plain-http", reg.Host, "--registry-config", login)
+	e.farm("f1", "")
+	e.gateOpen()
+	write := func(file, password string) {
+		auth := base64.StdEncoding.EncodeToString([]byte("team:" + password))
+		text := fmt.Sprintf(`{"auths": {%q: {"auth": %q}}}`, reg.Host, auth)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	write(login, "wrong")
+	own := filepath.Join(e.dir, "own.json")
+	write(own, "wrong")
+	deploy := []string{
+		"deploy", "-f", "-", "--yes", "--detach", "--registry-plain-http", reg.Host, "--registry-config", own,
+	}
+	if out, err := e.tryRcctl(stable(reg, 1, "always"), deploy...); err == nil || !strings.Contains(out, reg.Host) {
+		e.t.Errorf("a registry lets rcctl in without a login, or is not named: %v\n%s", err, out)
+	}
+	write(own, "hidden")
+	e.rcctl(stable(reg, 1, "always"), deploy...)
+	e.within(limit, func() error {
+		out := e.rcctl("", "pods", "-o", "yaml")
+		if !strings.Contains(out, reg.Host) || !strings.Contains(out, "401") {
+			return fmt.Errorf("the pod's report does not name the refusal:\n%s", out)
+		}
+		return nil
+	})
+	write(login, "hidden")
+	e.runs(map[string]int{"one": 1})
+	if log := n1.logText(); strings.Contains(log, "hidden") {
+		e.t.Error("the log of the node has the password")
 	}
 }
 
