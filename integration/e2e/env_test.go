@@ -52,6 +52,7 @@ var scenarios = map[string]func(*env){
 	"container-users":       containerUsers,
 	"image-digests":         imageDigests,
 	"private-registry":      privateRegistry,
+	"registry-slow":         registrySlow,
 	"registry-away":         registryAway,
 	"name-prefix":           namePrefix,
 	"breaker":               breaker,

@@ -10,7 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -242,6 +244,49 @@ func privateRegistry(e *env) {
 	e.runs(map[string]int{"one": 1})
 	if log := n1.logText(); strings.Contains(log, "hidden") {
 		e.t.Error("the log of the node has the password")
+	}
+}
+
+// registrySlow: a registry is busy at first, breaks a connection in the middle, and takes longer than the deadlines of
+// pod and stage. The report shows how far the pull is, and the deadlines wait for it.
+func registrySlow(e *env) {
+	const deadline = 4 * time.Second
+	reg := imagetest.New(e.t)
+	reg.Tag("team/hello", "stable", e.pushImage(reg,
+		v1.ImageConfig{Entrypoint: []string{"/hello"}, Env: []string{"HELLO_VERSION=slow"}},
+		imagetest.File("noise", string(imagetest.Noise(1, 2<<20)))))
+	var busy, broken atomic.Bool
+	reg.Before(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/blobs/") || !busy.CompareAndSwap(false, true) {
+			return false
+		}
+		imagetest.Busy(w, time.Second)
+		return true
+	})
+	pace := time.NewTicker(40 * time.Millisecond) // for each 16 KiB
+	e.t.Cleanup(pace.Stop)
+	reg.Cut(func(served int) bool {
+		<-pace.C
+		return served > 1<<20 && broken.CompareAndSwap(false, true)
+	})
+	e.startConsul("")
+	e.preparer(1, "--registry-plain-http", reg.Host)
+	e.farm("f1", "")
+	e.gateOpen()
+	began := time.Now()
+	document := strings.Replace(stable(reg, 1, "always"), "\npod:",
+		fmt.Sprintf("\nprogress_deadline: %s\nupdate: {stage_timeout: %s}\npod:", deadline, deadline), 1)
+	e.rcctl(document, "deploy", "-f", "-", "--yes", "--detach", "--registry-plain-http", reg.Host)
+	e.within(limit, func() error {
+		if out := e.rcctl("", "pods", "-o", "yaml"); !strings.Contains(out, " MB of the image of main") {
+			return fmt.Errorf("the report does not show the pull:\n%s", out)
+		}
+		return nil
+	})
+	e.awaitEnd()
+	e.runs(map[string]int{"slow": 1})
+	if took := time.Since(began); !busy.Load() || !broken.Load() || took < 2*deadline {
+		e.t.Errorf("the registry was busy: %t, broke: %t, took %s", busy.Load(), broken.Load(), took)
 	}
 }
 
