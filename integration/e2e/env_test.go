@@ -49,6 +49,7 @@ var scenarios = map[string]func(*env){
 	"corrupt-node":          corruptNode,
 	"first-pod":             firstPod,
 	"image":                 image,
+	"bad-image":             badImage,
 	"container-users":       containerUsers,
 	"image-digests":         imageDigests,
 	"private-registry":      privateRegistry,

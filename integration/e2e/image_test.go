@@ -290,6 +290,47 @@ func registrySlow(e *env) {
 	}
 }
 
+// badImage: images that cannot run stop no pod of the former version, and the report names each reason.
+func badImage(e *env) {
+	reg := imagetest.New(e.t)
+	good := e.pushHello(reg, "one")
+	e.startConsul("")
+	e.preparer(1, "--registry-plain-http", reg.Host)
+	e.farm("f1", "")
+	e.gateOpen()
+	deploy := []string{"deploy", "-f", "-", "--yes", "--timeout", limit.String(), "--registry-plain-http", reg.Host}
+	e.rcctl(stable(reg, 2, "always"), deploy...)
+	reports := func(wants ...string) {
+		e.t.Helper()
+		e.within(limit, func() error {
+			out := e.rcctl("", "pods", "-o", "yaml")
+			for _, want := range wants {
+				if !strings.Contains(out, want) {
+					return fmt.Errorf("no report has %q:\n%s", want, out)
+				}
+			}
+			return nil
+		})
+	}
+
+	config := v1.ImageConfig{Entrypoint: []string{"/missing"}, User: "web"}
+	reg.Tag("team/hello", "stable", e.pushImage(reg, config, imagetest.File("version", "two")))
+	if out, err := e.tryRcctl(stable(reg, 2, "always"), deploy...); err == nil || !strings.Contains(out, "/missing") {
+		e.t.Errorf("an image without its program is deployed, or its program is not named: %v\n%s", err, out)
+	}
+	e.runs(map[string]int{"one": 2})
+
+	for name, artifact := range map[string]string{
+		"absent":   fmt.Sprintf(`ref: "%s/team/hello@%s"`, reg.Host, imagetest.Digest([]byte("absent"))),
+		"platform": fmt.Sprintf(`ref: "%s/team/hello@%s", platform: linux/arm64`, reg.Host, good),
+	} {
+		e.rcctl(fmt.Sprintf("name: %[1]s\nreplicas: 1\npod:\n  version: 1\n  id: %[1]s\n  launchables:\n"+
+			"  - name: main\n    artifact: {kind: image, %[2]s}\n", name, artifact), "apply", "-f", "-")
+	}
+	reports("not found", "no image for this platform")
+	e.runs(map[string]int{"one": 2})
+}
+
 // stable is a service with the image that the tag stable names.
 func stable(reg *imagetest.Registry, replicas int, digests string) string {
 	return fmt.Sprintf(`name: web

@@ -17,7 +17,9 @@ func TestImportsAreFew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours := []string{"pkg/field", "pkg/manifest", "pkg/node", "pkg/pod", "pkg/scheduler"}
+	ours := []string{
+		"pkg/field", "pkg/internal/oci/reference", "pkg/manifest", "pkg/node", "pkg/pod", "pkg/scheduler",
+	}
 	theirs := []string{
 		"k8s.io/apimachinery/", "k8s.io/klog/", "k8s.io/utils/", "github.com/go-logr/logr", // for the selectors
 		// for the quantities in a manifest
