@@ -121,9 +121,9 @@ pod:
 	}
 }
 
-// containerUsers: an image begins as root, gives its volume to another account and goes on as that account, as images of
-// databases do. On the node all these users are of the pod's block, and the log stays root's, although the image links
-// its own log to /dev/stdout.
+// containerUsers: an image begins as root, gives its volume to another account and goes on as that account, as images
+// of databases do. On the node all these users are of the pod's block, and the log stays root's, although the image
+// links its own log to /dev/stdout.
 func containerUsers(e *env) {
 	reg := imagetest.New(e.t)
 	digest := e.pushImage(reg, v1.ImageConfig{Entrypoint: []string{"/hello"}, Env: []string{"HELLO_DROP=33"}},
@@ -358,7 +358,8 @@ func imageDigests(e *env) {
 	e.farm("f1", "")
 	e.gateOpen()
 	deploy := []string{"deploy", "-f", "-", "--yes", "--timeout", limit.String(), "--registry-plain-http", reg.Host}
-	if out, err := e.tryRcctl(stable(reg, 2, "never"), deploy...); err == nil || !strings.Contains(out, "no service has") {
+	out, err := e.tryRcctl(stable(reg, 2, "never"), deploy...)
+	if err == nil || !strings.Contains(out, "no service has") {
 		e.t.Errorf("a digest that is not known is found: %v\n%s", err, out)
 	}
 	e.rcctl(stable(reg, 2, "always"), deploy...)
