@@ -106,11 +106,12 @@ func TestTheOlderNeverAnswers(t *testing.T) {
 	b.stop()
 	f.leads("a")
 	a.stop()
-	often := func(c *election.Candidate) { c.Patience, c.PingEvery = 100*time.Millisecond, 200*time.Millisecond }
+	// A candidate that a busy machine delays for longer than Patience counts as silent.
+	often := func(c *election.Candidate) { c.Patience, c.PingEvery = time.Second, 200*time.Millisecond }
 	d, e := f.start("d", "1.19", often), f.start("e", "1.20", often)
 	f.leads("d")
 	consultest.Eventually(t, patient, func() error {
-		if len(d.of(election.Opened)) < 10 {
+		if len(d.of(election.Opened)) < 6 {
 			return errors.New("few looks around")
 		}
 		return nil
