@@ -148,16 +148,21 @@ func (s *shared) ended(nodes map[string]bool, wantsNodes bool, follows kube.Sele
 }
 
 // resynced is called after a complete resync: it found nothing to do, and no hold or breaker kept it from finding
-// something.
+// something. It is also called for a controller that needs none.
 func (s *shared) resynced() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.is.lastResync, s.is.resync = time.Now(), false
 }
 
-func (s *shared) askResync() {
+// wantResync makes the next pass a resync.
+func (s *shared) wantResync() {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.is.resync = true
-	s.mu.Unlock()
+}
+
+func (s *shared) askResync() {
+	s.wantResync()
 	s.looks.Ask()
 }

@@ -74,9 +74,9 @@ const resyncsAtOnce = 64
 func (k *kit) resyncClaimed(c *controller, placements int) {
 	switch {
 	case placements == 0 && !k.places.KeepsBooks() && !c.memory.recordless:
-		c.shared.is.lastResync = time.Now()
+		c.shared.resynced()
 	case k.resyncsLeft.Add(-1) >= 0 || c.memory.recordless:
-		c.shared.is.resync = true
+		c.shared.wantResync()
 	}
 }
 

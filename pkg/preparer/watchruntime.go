@@ -49,6 +49,7 @@ func (p *Preparer) sawRuntime(procs []runtime.Status) {
 				errors.New(status.Message))
 		}
 	}
+	p.node.SawBlocks(procs)
 	p.pods.do(func() {
 		p.silence.latest = procs
 		p.handOut(p.silence.known())

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/preparer/image"
@@ -43,7 +41,11 @@ func (v *Version) containerOf(l *manifest.Launchable, dir string) (*container.Co
 		return nil, nil, err
 	}
 	if in.Files, err = readImage(filepath.Join(v.n.cfg.Dir, lookDir), img.Layers, in.MountPaths()); err != nil {
-		return nil, nil, fmt.Errorf("image of %s: %w", l.Name, err)
+		err = fmt.Errorf("image of %s: %w", l.Name, err)
+		if errors.Is(err, container.ErrLink) {
+			err = forGood(err)
+		}
+		return nil, nil, err
 	}
 	made, err := container.Build(in)
 	if err != nil {
@@ -139,20 +141,13 @@ func readImage(dir string, layers, paths []string) (files container.Files, err e
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return files, fmt.Errorf("make a directory to look into images: %w", err)
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		goruntime.LockOSThread() // for good: the thread ends with this goroutine, and its mounts with it
-		err = errors.Join(
-			os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS)),
-			os.NewSyscallError("mount", unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")))
-		if err == nil {
-			err = overlay.Mount(dir, overlay.Layers{Lower: layers})
+	err = overlay.Apart(func() error {
+		if err := overlay.Mount(dir, overlay.Layers{Lower: layers}); err != nil {
+			return err
 		}
-		if err == nil {
-			files, err = container.ReadFiles(dir, paths)
-		}
-	}()
-	<-done
+		var err error
+		files, err = container.ReadFiles(dir, paths)
+		return err
+	})
 	return files, err
 }

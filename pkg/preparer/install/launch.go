@@ -8,6 +8,10 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rcfarm/rcfarm/pkg/manifest"
 	"github.com/rcfarm/rcfarm/pkg/pod"
@@ -107,11 +111,24 @@ func (v *Version) inContainer(l *manifest.Launchable, spec runtime.Spec) (runtim
 	program := made.Spec.Process
 	spec.Command, spec.Env, spec.Dir = slices.Clone(program.Args), program.Env, program.Cwd
 	// For people. A supervisor from before containers, after a downgrade, finds no program there.
-	spec.Command[0] = filepath.Join(c.Dir, "rootfs", spec.Command[0])
+	spec.Command[0] = filepath.Join(c.Dir, "rootfs", filepath.Clean("/"+spec.Command[0]))
 	if spec.StopSignal == "" {
-		spec.StopSignal = v.images[l.Name].Config.StopSignal
+		spec.StopSignal = signalName(v.images[l.Name].Config.StopSignal)
 	}
 	return spec, nil
+}
+
+// signalName returns the name of an image's STOPSIGNAL, which may lack SIG, or be a number. It is empty for a signal
+// that has no such name.
+func signalName(text string) string {
+	if n, err := strconv.Atoi(text); err == nil {
+		return unix.SignalName(unix.Signal(n))
+	}
+	name := "SIG" + strings.TrimPrefix(strings.ToUpper(text), "SIG")
+	if unix.SignalNum(name) == 0 {
+		return ""
+	}
+	return name
 }
 
 // Ensure restores files and images that the launch needs and the disk has lost.

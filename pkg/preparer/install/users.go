@@ -156,7 +156,6 @@ func (n *Node) loadUsers(numbers map[pod.Identity]int) {
 // record was lost.
 func (n *Node) Number(id pod.Identity, procs []runtime.Status) int {
 	in, name := n.cfg.Isolation.Users, FileName(id)
-	n.sawBlock(name, procs)
 	if !in.on() {
 		return 0
 	}
@@ -180,11 +179,12 @@ func (n *Node) blockOf(id pod.Identity) (*runtime.IDs, error) {
 	return &runtime.IDs{First: uint32(number * BlockSize), Size: BlockSize}, nil
 }
 
-// sawBlock reads a pod's block from its processes.
-func (n *Node) sawBlock(name string, procs []runtime.Status) {
+// SawBlocks reads the blocks of pods from their processes, because directories do not show a block that only some of
+// a pod's processes have. Call it before a block is chosen.
+func (n *Node) SawBlocks(procs []runtime.Status) {
 	for i := range procs {
 		if c := procs[i].Spec.Container; c != nil && c.IDs != nil {
-			n.blocks.give(name, int(c.IDs.First/BlockSize))
+			n.blocks.give(FileName(procs[i].Spec.Pod), int(c.IDs.First/BlockSize))
 		}
 	}
 }

@@ -87,19 +87,37 @@ func probe(dir string, dirs, files []string, is error, try func(base string) err
 			return fmt.Errorf("probe overlay mounts: %w", err)
 		}
 	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and with it the namespace
-		err := alone()
-		if err == nil {
-			err = try(base)
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+	if err := Apart(func() error { return try(base) }); err != nil {
 		return fmt.Errorf("%s: %w: %w", dir, is, err)
 	}
 	return nil
+}
+
+// Apart calls do on a thread with a mount namespace of its own, which ends with the call.
+func Apart(do func() error) (err error) {
+	done := make(chan struct{})
+	var run func()
+	run = func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and with it the namespace
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread of a process cannot end. While this goroutine has it, the next one gets another.
+			defer runtime.UnlockOSThread()
+			again := make(chan struct{})
+			go func() {
+				defer close(again)
+				run()
+			}()
+			<-again
+			return
+		}
+		defer close(done)
+		if err = alone(); err == nil {
+			err = do()
+		}
+	}
+	go run()
+	<-done
+	return err
 }
 
 // alone gives the calling thread a mount namespace whose mounts others do not see.

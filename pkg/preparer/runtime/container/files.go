@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rcfarm/rcfarm/pkg/field"
 	"github.com/rcfarm/rcfarm/pkg/internal/regular"
 )
 
@@ -20,6 +21,9 @@ type Files struct {
 	// Places has for each of Input.MountPaths where it is when the image's links are followed.
 	Places map[string]string
 }
+
+// ErrLink means that an image has a link in place of a file of accounts.
+var ErrLink = errors.New("not an image that can run here")
 
 // maxAccountsBytes bounds a file of accounts. It is enough for 15,000 accounts.
 const maxAccountsBytes = 1 << 20
@@ -38,6 +42,10 @@ func ReadFiles(root string, paths []string) (f Files, err error) {
 		into *[]byte
 	}{{"/etc/passwd", &f.Accounts.Passwd}, {"/etc/group", &f.Accounts.Group}} {
 		place, err := follow(root, file.name)
+		if err == nil && place != file.name {
+			// runc reads the file in the container, without limits: there the link may lead to a device or a pipe.
+			err = fmt.Errorf("%w: it is behind a link to %q; allowed: a file", ErrLink, field.OneLine(place))
+		}
 		if err == nil {
 			*file.into, err = readIn(dir, place)
 		}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -66,6 +65,16 @@ func (s *supervisor) runc() (*runc.Runc, error) {
 	return runc.New(runc.Config{Program: s.cfg.Runc, State: s.cfg.RuncState})
 }
 
+// call calls runc. Meanwhile the reaper takes no new child: it would take runc's exit status, too.
+func (s *supervisor) call(runc func() error) error {
+	now, err := proc.At(s.boot)
+	if err != nil {
+		return err
+	}
+	defer s.family.expect(now)()
+	return runc()
+}
+
 // launchContainer is launch for a container. The record has the container's id before anything of the container
 // exists, and the pid of its first process before the process becomes its program. A later supervisor removes what is
 // half made.
@@ -119,7 +128,7 @@ func (p *process) discardContainer(c *child) {
 // createContainer returns the first process of a container, which waits for its start.
 func (p *process) createContainer(ctx context.Context, spec localSpec, r *runc.Runc, id string) (*child, error) {
 	p.sup.cfg.Step(stepBundle)
-	if err := makeBundle(spec); err != nil {
+	if err := makeBundle(ctx, spec); err != nil {
 		return nil, fmt.Errorf("prepare the container: %w", err)
 	}
 	if err := confine.MakeCgroup(spec.creation()); err != nil {
@@ -186,39 +195,19 @@ func (p *process) runCreator(
 // forkCreator starts a stub in a mount namespace of its own, in which the container's files are mounted. The namespace
 // belongs to a thread, which ends. So no mount is left when the stub has ended, even if this process is killed.
 func (p *process) forkCreator(with *runtime.Container, stdio [3]*os.File) (c *child, s *stub.Started, err error) {
-	done := make(chan struct{})
-	var fork func()
-	fork = func() {
-		goruntime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread of a process cannot end. While this goroutine has it, the next one gets another.
-			defer goruntime.UnlockOSThread()
-			again := make(chan struct{})
-			go func() {
-				defer close(again)
-				fork()
-			}()
-			<-again
-			return
+	err = overlay.Apart(func() error {
+		if err := mountFiles(with); err != nil {
+			return err
 		}
-		defer close(done)
-		if err = mountFiles(with); err == nil {
-			c, s, err = p.sup.family.fork(stdio)
-		}
-	}
-	go fork()
-	<-done
+		var err error
+		c, s, err = p.sup.family.fork(stdio)
+		return err
+	})
 	return c, s, err
 }
 
-// mountFiles mounts a container's files in a new mount namespace of the calling thread.
+// mountFiles mounts a container's files in the mount namespace of the calling thread.
 func mountFiles(c *runtime.Container) error {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make a mount namespace: %w", err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("keep mounts in the namespace: %w", err)
-	}
 	written := filepath.Join(c.Dir, writtenName)
 	layers := overlay.Layers{
 		Lower: c.Layers, Upper: filepath.Join(written, "upper"), Work: filepath.Join(written, "work"),
@@ -267,7 +256,7 @@ func (p *process) startContainer(ctx context.Context, spec localSpec, r *runc.Ru
 	unhurried, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), createWait, runc.ErrTimeout)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(startWait, cancel) })()
-	if err := r.Start(unhurried, id); err != nil {
+	if err := p.sup.call(func() error { return r.Start(unhurried, id) }); err != nil {
 		return err
 	}
 	p.sup.cfg.Step(stepStarted)
@@ -293,9 +282,9 @@ func takeBack(spec localSpec) error {
 const writtenName = "written"
 
 // makeBundle makes the directory of a container anew.
-func makeBundle(spec localSpec) error {
+func makeBundle(ctx context.Context, spec localSpec) error {
 	c := spec.Container
-	if err := wipe(c.Dir); err != nil {
+	if err := wipe(ctx, c.Dir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(c.Dir), 0o711); err != nil {
@@ -333,7 +322,7 @@ func makeBundle(spec localSpec) error {
 		{writtenName, 0o700, 0, 0},
 		{writtenName + "/upper", 0o755, root, root}, // the container sees this mode and owner at /
 		{writtenName + "/work", 0o700, 0, 0},
-		{"scratch", 0o711, 0, 0},
+		{"scratch", 0o710, 0, root}, // runc passes it as the container's root; other users of the node cannot
 	}
 	for i := range c.Scratch {
 		dirs = append(dirs, directory{"scratch/" + strconv.Itoa(i), 0o755, c.UID, c.GID})
@@ -453,7 +442,7 @@ func (s *supervisor) remains(ctx context.Context, spec localSpec, id string) err
 	if err == nil {
 		err = r.Delete(ctx, id, group)
 	}
-	return errors.Join(err, isolate.Remove(spec.creation()), wipe(spec.Container.Dir))
+	return errors.Join(err, isolate.Remove(spec.creation()), wipe(ctx, spec.Container.Dir))
 }
 
 // abandon removes a stopped container before its process is forgotten. Without runc, it removes runc's state itself:

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,8 +14,8 @@ import (
 
 // wipe removes a directory that a hostile container may have filled, for example with 200,000 directories in each
 // other. It never goes deeper than one level: it moves a deeper directory that is not empty up to the top. No process
-// may change the tree meanwhile.
-func wipe(path string) error {
+// may change the tree meanwhile. If ctx ends first, it returns ctx's error, and the next call goes on.
+func wipe(ctx context.Context, path string) error {
 	top, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -28,7 +29,7 @@ func wipe(path string) error {
 		if _, err := top.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		empty, err = eachName(top, func(name string) error { return wipeEntry(top, name, &moved) })
+		empty, err = eachName(ctx, top, func(name string) error { return wipeEntry(ctx, top, name, &moved) })
 		if err != nil {
 			return fmt.Errorf("remove what is in %s: %w", path, err)
 		}
@@ -37,7 +38,7 @@ func wipe(path string) error {
 }
 
 // eachName calls visit for each entry of a directory.
-func eachName(dir *os.File, visit func(name string) error) (empty bool, err error) {
+func eachName(ctx context.Context, dir *os.File, visit func(name string) error) (empty bool, err error) {
 	for empty = true; ; empty = false {
 		names, err := dir.Readdirnames(256)
 		if errors.Is(err, io.EOF) {
@@ -45,6 +46,9 @@ func eachName(dir *os.File, visit func(name string) error) (empty bool, err erro
 		}
 		if err != nil {
 			return false, err
+		}
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
 		}
 		for _, name := range names {
 			if err := visit(name); err != nil {
@@ -55,7 +59,7 @@ func eachName(dir *os.File, visit func(name string) error) (empty bool, err erro
 }
 
 // wipeEntry removes an entry of top. If the entry is a directory, it moves directories in it that are not empty to top.
-func wipeEntry(top *os.File, name string, moved *int) error {
+func wipeEntry(ctx context.Context, top *os.File, name string, moved *int) error {
 	at := int(top.Fd())
 	err := unlink(at, name)
 	if !errors.Is(err, unix.ENOTEMPTY) {
@@ -67,7 +71,7 @@ func wipeEntry(top *os.File, name string, moved *int) error {
 	}
 	dir := os.NewFile(uintptr(fd), name)
 	defer func() { _ = dir.Close() }()
-	_, err = eachName(dir, func(inner string) error {
+	_, err = eachName(ctx, dir, func(inner string) error {
 		err := unlink(fd, inner)
 		for errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 			*moved++

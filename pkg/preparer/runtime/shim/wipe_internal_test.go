@@ -43,7 +43,7 @@ func TestWipe(t *testing.T) {
 	}
 	_ = unix.Close(at)
 	for range 2 { // the second time there is nothing to remove
-		if err := wipe(top); err != nil {
+		if err := wipe(t.Context(), top); err != nil {
 			t.Fatal(err)
 		}
 	}
