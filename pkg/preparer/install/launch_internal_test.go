@@ -18,3 +18,15 @@ func TestSpecIDsAreSafeAndNew(t *testing.T) {
 		t.Errorf("%q and %q", one, other)
 	}
 }
+
+// An image's STOPSIGNAL has several forms. One that nothing here can send is left out.
+func TestSignalName(t *testing.T) {
+	for text, want := range map[string]string{
+		"SIGQUIT": "SIGQUIT", "QUIT": "SIGQUIT", "3": "SIGQUIT", "sigint": "SIGINT", "": "", "SIGRTMIN+3": "", "99": "",
+		"-1": "",
+	} {
+		if got := signalName(text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}

@@ -22,7 +22,17 @@ type Files struct {
 	Places map[string]string
 }
 
-// ErrLink means that an image has a link in place of a file of accounts.
+// isMounted reports whether a mount hides a place of the image from the container.
+func (f *Files) isMounted(place string) bool {
+	for _, mount := range f.Places {
+		if mount != "/" && contains(mount, place) {
+			return true
+		}
+	}
+	return false
+}
+
+// ErrLink means that a link of an image leads from a file of accounts into a mount.
 var ErrLink = errors.New("not an image that can run here")
 
 // maxAccountsBytes bounds a file of accounts. It is enough for 15,000 accounts.
@@ -37,26 +47,26 @@ func ReadFiles(root string, paths []string) (f Files, err error) {
 		return Files{}, fmt.Errorf("read the image's files: open %s: %w", root, err)
 	}
 	defer func() { _ = unix.Close(dir) }()
+	f.Places = make(map[string]string, len(paths))
+	for _, at := range paths {
+		if f.Places[at], err = follow(root, at); err != nil {
+			return Files{}, fmt.Errorf("find the image's %s: %w", at, err)
+		}
+	}
 	for _, file := range []struct {
 		name string
 		into *[]byte
 	}{{"/etc/passwd", &f.Accounts.Passwd}, {"/etc/group", &f.Accounts.Group}} {
 		place, err := follow(root, file.name)
-		if err == nil && place != file.name {
-			// runc reads the file in the container, without limits: there the link may lead to a device or a pipe.
-			err = fmt.Errorf("%w: it is behind a link to %q; allowed: a file", ErrLink, field.OneLine(place))
-		}
 		if err == nil {
 			*file.into, err = readIn(dir, place)
 		}
+		if err == nil && f.isMounted(place) {
+			// runc reads the file in the container, without limits. There it may be a device or a pipe.
+			err = fmt.Errorf("%w: it leads to %s, which a mount hides", ErrLink, field.OneLine(place))
+		}
 		if err != nil {
 			return Files{}, fmt.Errorf("read the image's %s: %w", file.name, err)
-		}
-	}
-	f.Places = make(map[string]string, len(paths))
-	for _, at := range paths {
-		if f.Places[at], err = follow(root, at); err != nil {
-			return Files{}, fmt.Errorf("find the image's %s: %w", at, err)
 		}
 	}
 	return f, nil

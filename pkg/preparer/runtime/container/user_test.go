@@ -95,10 +95,20 @@ func TestReadFiles(t *testing.T) {
 		"many levels out": {make: func(t *testing.T, root string) {
 			link(t, strings.Repeat("../", 40)+outside, root+"/etc/passwd")
 		}},
+		"a link to a device": {
+			make: func(t *testing.T, root string) { link(t, "/dev/urandom", root+"/etc/group") }, fail: "it leads to ",
+		},
+		"a link to a volume": {make: func(t *testing.T, root string) {
+			write(t, root+"/volume/passwd", "content")
+			link(t, "/volume/passwd", root+"/etc/passwd")
+		}, fail: "it leads to /volume/passwd"},
 		"a link to itself": {
 			make: func(t *testing.T, root string) { link(t, "passwd", root+"/etc/passwd") }, fail: "too many levels",
 		},
-		"a link of proc": {make: func(t *testing.T, root string) { link(t, "/proc/self/environ", root+"/etc/passwd") }},
+		"a link of proc": {
+			make: func(t *testing.T, root string) { link(t, "/proc/self/environ", root+"/etc/passwd") },
+			fail: "it leads to /proc/self/environ",
+		},
 		"a directory": {
 			make: func(t *testing.T, root string) { write(t, root+"/etc/passwd/x", "") },
 			fail: "allowed: a regular file",
@@ -125,7 +135,7 @@ func TestReadFiles(t *testing.T) {
 			t.Parallel()
 			root := t.TempDir()
 			tt.make(t, root)
-			files, err := container.ReadFiles(root, nil)
+			files, err := container.ReadFiles(root, []string{"/dev", "/proc", "/sys", "/volume"})
 			got := files.Accounts
 			switch {
 			case tt.fail == "" && err != nil:

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -42,6 +43,11 @@ func TestWipe(t *testing.T) {
 		at = next
 	}
 	_ = unix.Close(at)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := wipe(ended, top); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that has ended: %v", err)
+	}
 	for range 2 { // the second time there is nothing to remove
 		if err := wipe(t.Context(), top); err != nil {
 			t.Fatal(err)
