@@ -377,8 +377,8 @@ func (w *Work) pulls() (longest time.Duration) {
 	return longest
 }
 
-// timeout fails the stage if it has made no progress for stage_timeout, besides pulls of images. With a stage_timeout of
-// 0 the stage does not fail for that, but after the default timeout the record names what it waits for.
+// timeout fails the stage if it has made no progress for stage_timeout, besides pulls of images. With a stage_timeout
+// of 0 the stage does not fail for that, but after the default timeout the record names what it waits for.
 func (s stage) timeout(why string) then {
 	d := cmp.Or(time.Duration(s.Record.Update.StageTimeout), DefaultStageTimeout)
 	if left := s.left(d+s.pulls(), s.Now().Sub(s.since())); left > 0 {

@@ -55,7 +55,8 @@ func (i Isolation) String() string {
 func (v *Version) isolation(l *manifest.Launchable) (*runtime.Isolation, error) {
 	in := v.n.cfg.Isolation
 	if l.Artifact.IsImage() && v.uid == 0 {
-		return nil, fmt.Errorf("user of %s: user numbers from %d to %d: %w", l.Name, in.Users.First, in.Users.Last, errNoUser)
+		return nil, fmt.Errorf("user of %s: user numbers from %d to %d: %w", l.Name, in.Users.First, in.Users.Last,
+			errNoUser)
 	}
 	if l.Artifact.IsImage() {
 		iso := &runtime.Isolation{UID: v.uid, GID: v.uid, NoNewPrivileges: true} // the container has its own user
