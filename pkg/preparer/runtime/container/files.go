@@ -22,17 +22,7 @@ type Files struct {
 	Places map[string]string
 }
 
-// isMounted reports whether a mount hides a place of the image from the container.
-func (f *Files) isMounted(place string) bool {
-	for _, mount := range f.Places {
-		if mount != "/" && contains(mount, place) {
-			return true
-		}
-	}
-	return false
-}
-
-// ErrLink means that a link of an image leads from a file of accounts into a mount.
+// ErrLink means that a link of an image leads from a file of accounts to a file of the kernel.
 var ErrLink = errors.New("not an image that can run here")
 
 // maxAccountsBytes bounds a file of accounts. It is enough for 15,000 accounts.
@@ -61,9 +51,9 @@ func ReadFiles(root string, paths []string) (f Files, err error) {
 		if err == nil {
 			*file.into, err = readIn(dir, place)
 		}
-		if err == nil && f.isMounted(place) {
+		if err == nil && isKernels(place) {
 			// runc reads the file in the container, without limits. There it may be a device or a pipe.
-			err = fmt.Errorf("%w: it leads to %s, which a mount hides", ErrLink, field.OneLine(place))
+			err = fmt.Errorf("%w: it leads to %s", ErrLink, field.OneLine(place))
 		}
 		if err != nil {
 			return Files{}, fmt.Errorf("read the image's %s: %w", file.name, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,6 +36,10 @@ func TestPingDuringAStop(t *testing.T) {
 	n := newNode(t)
 	spec := n.script("a", `trap "" TERM; echo ready; while :; do sleep 0.1; done`)
 	n.start(t, spec)
+	Eventually(t, "the program ignores the signal", func() bool {
+		log, err := os.ReadFile(spec.LogPath)
+		return err == nil && strings.Contains(string(log), "ready")
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan error, 1)
 	go func() { stopped <- n.Stop(ctx, "a") }()
